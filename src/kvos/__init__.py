@@ -1,0 +1,3 @@
+"""kvos: the memory manager that an LLM agent's context runs on."""
+
+__version__ = "0.1.0"

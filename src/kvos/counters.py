@@ -1,0 +1,48 @@
+"""Plain counters: names to integers, added to on the engine thread and read from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["COUNTERS", "Counters"]
+
+COUNTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "tokens_computed": "tokens that went through the model",
+        "tokens_reused": "tokens of admitted requests whose KV was already there",
+        "tokens_generated": "tokens that were sampled",
+        "tokens_shared": "tokens taken over from another sequence's published blocks",
+        "blocks_allocated": "blocks handed to block tables",
+        "blocks_copied": "partial blocks copied before a write (copy-on-write)",
+        "blocks_deduplicated": "full blocks that turned out to exist already and were given back",
+        "blocks_reclaimed": "cached blocks that had to leave",
+        "blocks_scrubbed": "blocks overwritten with zeros before somebody else got them",
+        "segments_added": "growth steps of the pool",
+        "steps": "forward passes",
+        "requests": "generations and prefills that were started",
+        "requests_cancelled": "of those, cancelled by the caller",
+        "requests_failed": "of those, ended by an error",
+        "forks": "child sessions made",
+        "full_hits": "requests whose every token was in the cache; the last one was computed for its logits only",
+        "history_rewritten": "appends for which the chat template changed earlier turns",
+    }
+)
+"""Every counter and what it counts."""
+
+
+class Counters:
+    """Monotonic integers. One writer (the engine thread); ``snapshot`` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._values = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self._values[name] += amount
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def snapshot(self) -> dict[str, int]:
+        """A copy; single values are exact, and together they may be one step apart."""
+        return dict(self._values)
