@@ -8,7 +8,17 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockId", "BlockIds", "OwnerId", "SequenceId", "SessionId", "SlotIds", "TokenIds", "TokenPositions", "token_array"]
+__all__ = [
+    "BlockId",
+    "BlockIds",
+    "OwnerId",
+    "SequenceId",
+    "SessionId",
+    "SlotIds",
+    "TokenIds",
+    "TokenPositions",
+    "token_array",
+]
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the whole pool, counted over all segments."""

@@ -160,7 +160,8 @@ class BlockAllocator:
         """
         blocks = self._reservations.get(reservation.id)
         if blocks is None or len(blocks) < n:
-            raise BlockStateError(f"reservation {reservation.id} holds {0 if blocks is None else len(blocks)}, asked {n}")
+            left = 0 if blocks is None else len(blocks)
+            raise BlockStateError(f"reservation {reservation.id} holds {left} blocks, {n} were claimed")
         self._reservations[reservation.id] = blocks[n:]
         return self._activate(blocks[:n], reservation.owner)
 
@@ -320,7 +321,8 @@ class BlockAllocator:
         assert set(free.tolist()) == set(np.flatnonzero(self._status == _FREE).tolist()), "free queue and status differ"
         reserved = [int(b) for blocks in self._reservations.values() for b in blocks]
         assert len(set(reserved)) == len(reserved), "a block is reserved twice"
-        assert set(reserved) == set(np.flatnonzero(self._status == _RESERVED).tolist()), "reservations and status differ"
+        promised = np.flatnonzero(self._status == _RESERVED).tolist()
+        assert set(reserved) == set(promised), "reservations and status differ"
         assert (self._ref_count >= 0).all(), "negative reference count"
         assert (self._busy >= 0).all(), "negative use count"
         used = (self._ref_count > 0) | (self._busy > 0)

@@ -102,7 +102,7 @@ class BlockPool:
     # -- moving data ---------------------------------------------------------------------------------------------
 
     def write(self, layer: int, slots: SlotIds, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]`` at ``slots`` ``[tokens]``."""
+        """Store keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]``, one slot per token."""
         for segment, inside, rows in self._by_segment(slots):
             keys = segment.keys[layer].flatten(0, 1)
             values = segment.values[layer].flatten(0, 1)
