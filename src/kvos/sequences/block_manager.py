@@ -75,6 +75,8 @@ class BlockManager:
         """``n`` blocks: from the reservation as far as it reaches, then as ``allocate``."""
         promised = min(n, self.allocator.reserved(reservation))
         rest = self.allocate(n - promised, reservation.owner)
+        if promised == 0:
+            return rest
         allocation = self.allocator.claim(reservation, promised)
         self._scrub(allocation.to_scrub)
         self.counters.add("blocks_allocated", promised)
@@ -104,12 +106,17 @@ class BlockManager:
         missing = n - self.allocator.num_free
         if missing <= 0:
             return
-        counts = self.allocator.counts()
-        if missing > counts.cached:
-            raise OutOfBlocksError(n, counts.free, counts.cached, counts.held, self.holders())
+        if missing > self.allocator.counts().cached:
+            raise self._out_of_blocks(n)
         removed = self.index.remove_coldest(missing, self._policy, self.allocator.is_cached)
         self.allocator.reclaim(np.array(removed, np.int64))
         self.counters.add("blocks_reclaimed", len(removed))
+        if len(removed) < missing:  # a CACHED block stays while a transfer uses one that hangs below it
+            raise self._out_of_blocks(n)
+
+    def _out_of_blocks(self, asked: int) -> OutOfBlocksError:
+        counts = self.allocator.counts()
+        return OutOfBlocksError(asked, counts.free, counts.cached, counts.held, self.holders())
 
     def _grow(self) -> bool:
         added = self.pool.grow()

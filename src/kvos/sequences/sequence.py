@@ -89,6 +89,10 @@ class SequenceCache:
     # -- reading -------------------------------------------------------------------------------------------------
 
     @property
+    def block_size(self) -> int:
+        return self._manager.block_size
+
+    @property
     def num_tokens(self) -> int:
         return len(self._tokens)
 
@@ -160,8 +164,9 @@ class SequenceCache:
 
         Raises:
             InvalidInputError: negative, or longer than the sequence.
+            BlockStateError: a plan is open.
         """
-        self._check_usable()
+        self._check_no_open_write()
         if not 0 <= num_tokens <= self.num_tokens:
             raise InvalidInputError(f"cannot truncate {self.label} to {num_tokens} tokens; it has {self.num_tokens}")
         self._tokens.truncate(num_tokens)
@@ -171,8 +176,12 @@ class SequenceCache:
         self._revision += 1
 
     def fork(self, *, label: str = "") -> SequenceCache:
-        """A sequence with the same tokens and the same blocks; copies nothing, but a shared tail on its next write."""
-        self._check_usable()
+        """A sequence with the same tokens and the same blocks; copies nothing, but a shared tail on its next write.
+
+        Raises:
+            BlockStateError: a plan is open; its blocks are about to be written.
+        """
+        self._check_no_open_write()
         child = SequenceCache(self._manager, self.root, owner=self.owner, label=label)
         child._tokens.extend(self._tokens.view())
         child._addresses = list(self._addresses)
@@ -182,7 +191,7 @@ class SequenceCache:
         return child
 
     def release(self) -> None:
-        """Give back every block; full ones stay findable. Idempotent; afterwards every other call raises."""
+        """Give back every block; full ones stay findable. Idempotent; afterwards every change raises."""
         if self._released:
             return
         self._plan = None
@@ -199,8 +208,11 @@ class SequenceCache:
         """Take over published blocks that hold the next tokens; returns how many tokens that gained.
 
         A partial tail is exchanged for a full block with the same beginning.
+
+        Raises:
+            BlockStateError: a plan is open.
         """
-        self._check_usable()
+        self._check_no_open_write()
         size = self._manager.block_size
         first = self._num_computed // size
         found = self._find_published(first)
@@ -262,9 +274,7 @@ class SequenceCache:
             BlockStateError: a plan is open already.
             OutOfBlocksError: nothing changed.
         """
-        self._check_usable()
-        if self._plan is not None:
-            raise BlockStateError(f"{self.label} has an open write already")
+        self._check_no_open_write()
         if not 0 < n <= self.num_pending:
             raise InvalidInputError(f"cannot write {n} tokens of {self.label}; {self.num_pending} are pending")
         needed = self.blocks_needed(n)
@@ -363,6 +373,11 @@ class SequenceCache:
     def _check_usable(self) -> None:
         if self._released:
             raise UseAfterFreeError(f"{self.label} was released")
+
+    def _check_no_open_write(self) -> None:
+        self._check_usable()
+        if self._plan is not None:
+            raise BlockStateError(f"{self.label} has an open write; complete or abandon it first")
 
     def check_invariants(self) -> None:
         """Raises AssertionError if table, tokens and index contradict each other."""

@@ -1,0 +1,111 @@
+"""Between an open session and a ``SavedSession``: the only place where a session's KV leaves or enters the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvos.errors import ContextLengthExceededError, SessionFileDamagedError, SessionFileMismatchError
+from kvos.runtime.parts import RuntimeParts
+from kvos.serving import EngineCore
+from kvos.sessions import CacheSession, SavedSession, SessionManifest
+
+__all__ = ["check_loadable", "export_session", "import_session"]
+
+
+def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts, identity: str) -> SavedSession:
+    """A copy of everything that ``session`` is, on the CPU. Engine thread.
+
+    Raises:
+        SessionBusyError, SessionClosedError: see ``CacheSession``.
+    """
+    session.check_idle()
+    sequence = session.sequence
+    slots = sequence.slots()
+    layers = [core.manager.pool.read(layer, slots) for layer in range(core.manager.pool.layout.num_layers)]
+    manifest = SessionManifest(
+        name=session.id,
+        tenant=session.tenant,
+        num_tokens=sequence.num_tokens,
+        num_computed=sequence.num_computed,
+        transcript=session.transcript,
+    )
+    return SavedSession(
+        manifest=manifest,
+        model=identity,
+        model_name=core.engine.info.model_name,
+        numeric_class=parts.numeric_class,
+        tokens=sequence.tokens().copy(),
+        keys=[key.cpu() for key, _ in layers],
+        values=[value.cpu() for _, value in layers],
+    )
+
+
+def check_loadable(saved: SavedSession, parts: RuntimeParts, identity: str) -> None:
+    """Whether this runtime can go on with ``saved`` at all. Any thread.
+
+    Raises:
+        SessionFileMismatchError: it belongs to another model.
+        SessionFileDamagedError: token ids that the model does not have.
+        ContextLengthExceededError: it is longer than this runtime's context.
+    """
+    if saved.model != identity:
+        raise SessionFileMismatchError(
+            f"the session was saved with model {saved.model_name!r} ({saved.model[:12]}); "
+            f"this runtime runs {parts.engine.info.model_name!r} ({identity[:12]}). Open that model to load it."
+        )
+    tokens = saved.tokens
+    if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= parts.limits.vocab_size):
+        raise SessionFileDamagedError("the session holds token ids outside the model's vocabulary")
+    if len(tokens) > parts.limits.max_tokens:
+        raise ContextLengthExceededError(
+            f"the session holds {len(tokens)} tokens; this runtime's context is {parts.limits.max_tokens}"
+        )
+
+
+def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, name: str, tenant: str) -> CacheSession:
+    """Open ``saved`` as a session: share what the pool has already, write the rest of its KV. Engine thread.
+
+    KV that this runtime can't use (damaged, another dtype, another shape) is left out, and computed when it is needed.
+
+    Raises:
+        SessionExistsError: the name is taken.
+        OutOfBlocksError: it does not fit; nothing was opened.
+    """
+    session = parts.open_session(core, name, tenant)
+    try:
+        session.restore(saved.manifest.transcript, saved.tokens)
+        session.sequence.adopt_prefix()
+        if kv_obstacle(core, saved, parts) is None:
+            _write_kv(core, session, saved)
+    except BaseException:
+        core.forget(session)
+        raise
+    return session
+
+
+def kv_obstacle(core: EngineCore, saved: SavedSession, parts: RuntimeParts) -> str | None:
+    """Why the saved KV is not used here; None if it is."""
+    if saved.kv_problem is not None:
+        return saved.kv_problem
+    if saved.numeric_class != parts.numeric_class:
+        return f"saved in {saved.numeric_class}, this runtime computes in {parts.numeric_class}"
+    layout = core.manager.pool.layout
+    tokens = saved.manifest.num_computed
+    expected = [(tokens, spec.kv_heads, spec.k_dim) for spec in layout.layers]
+    if [tuple(key.shape) for key in saved.keys] != expected or any(k.dtype != layout.dtype for k in saved.keys):
+        return "saved in another shape than the model's"
+    return None
+
+
+def _write_kv(core: EngineCore, session: CacheSession, saved: SavedSession) -> None:
+    sequence = session.sequence
+    missing = saved.manifest.num_computed - sequence.num_computed
+    if missing <= 0:
+        return
+    plan = sequence.prepare_write(missing)
+    rows = torch.from_numpy(np.arange(plan.start, plan.end))
+    pool = core.manager.pool
+    for layer, (key, value) in enumerate(zip(saved.keys, saved.values, strict=True)):
+        pool.write(layer, plan.slots, key[rows].to(pool.device), value[rows].to(pool.device))
+    sequence.complete_write(plan)

@@ -1,0 +1,83 @@
+"""What a runtime wires together, as its sessions see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from kvos.engine import Engine
+from kvos.errors import InvalidInputError
+from kvos.runtime.session_file import FileSessionStore
+from kvos.sequences import BlockManager, PrefixRoot, SequenceCache
+from kvos.serving import EngineCore, EngineThread
+from kvos.sessions import CacheSession, ChatRenderer, SessionLimits, SessionStore
+from kvos.types import OwnerId, SessionId
+
+__all__ = ["RuntimeParts"]
+
+MAX_NAME = 200
+"""Characters of a session's or tenant's name."""
+
+
+class RuntimeParts:
+    """One of everything. Attributes may be read from any thread; methods say where they run."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        thread: EngineThread,
+        renderer: ChatRenderer,
+        limits: SessionLimits,
+        sessions_folder: Path,
+    ) -> None:
+        self.engine = engine
+        self.thread = thread
+        self.renderer = renderer
+        self.limits = limits
+        self._sessions_folder = sessions_folder
+        self._owners: dict[str, OwnerId] = {}
+        self._identity: str | None = None
+        self._identity_lock = threading.Lock()
+
+    @property
+    def numeric_class(self) -> str:
+        """What makes equal computations give other bits: here the compute dtype."""
+        return str(self.engine.info.compute_dtype).removeprefix("torch.")
+
+    def identity(self) -> str:
+        """The model's identity. Any thread; reads all weights the first time."""
+        with self._identity_lock:
+            if self._identity is None:
+                self._identity = self.engine.identity()
+            return self._identity
+
+    def store(self, tenant: str) -> SessionStore:
+        """Where a tenant's sessions are saved by name. Any thread."""
+        return FileSessionStore(self._sessions_folder / check_name("tenant", tenant).encode().hex())
+
+    def open_session(self, core: EngineCore, name: str | None, tenant: str) -> CacheSession:
+        """A new empty session. Engine thread."""
+        session_id = core.sessions.free_name(name)
+        session = CacheSession(
+            session_id, self._new_sequence(core.manager, session_id, tenant), self.limits, tenant=tenant
+        )
+        core.sessions.add(session)
+        return session
+
+    def _new_sequence(self, manager: BlockManager, session_id: SessionId, tenant: str) -> SequenceCache:
+        owner = self._owners.setdefault(tenant, OwnerId(len(self._owners) + 1))
+        root = PrefixRoot(model=self.engine.info.model_name, tenant=tenant, numeric_class=self.numeric_class)
+        return SequenceCache(manager, root, owner=owner, label=f"session {session_id}")
+
+    def run(self, work: Callable[[EngineCore], object]) -> None:
+        """Send a command without waiting for it. Any thread."""
+        self.thread.submit(work)
+
+
+def check_name(what: str, name: str) -> str:
+    """Raises InvalidInputError unless ``name`` is text that can name a session or a tenant."""
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidInputError(f"a {what}'s name is 1 to {MAX_NAME} printable characters, got {name!r}")
+    return name

@@ -1,0 +1,179 @@
+"""A reply while it is generated, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvos.serving import Event, Failed, Finished, FinishReason, PrefillProgress, TextDelta, Usage
+
+__all__ = ["AsyncReplyStream", "Reply", "ReplyStream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished reply.
+
+    Attributes:
+        text: without the stop string that ended it, if one did.
+        tokens: every token that was sampled, an end-of-sequence token included.
+        usage: what it cost, and what the cache saved.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+
+    @classmethod
+    def of(cls, finished: Finished) -> Reply:
+        return cls(finished.content, finished.tokens, finished.reason, finished.usage)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ReplyStream:
+    """Iterate for text as it comes, or wait for ``result()``. Leaving early cancels; what was generated is kept.
+
+    For one consumer. Generation goes on whether or not anybody reads.
+
+    Args:
+        start: takes where events go, starts the work, and returns what cancels it.
+        on_prefill: called with ``(done, total)`` prompt tokens while they are computed, on the consumer's thread.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Callable[[Event], None]], Callable[[], None]],
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._on_prefill = on_prefill
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._end: Finished | Failed | None = None
+        self._cancel = start(self._events.put)
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while (event := self._next()) is not None:
+                yield event.text
+        finally:
+            if self._end is None:
+                self.cancel()
+                self._drain()
+
+    def deltas(self) -> Iterator[TextDelta]:
+        """Like iterating, with token ids."""
+        while (event := self._next()) is not None:
+            yield event
+
+    def result(self) -> Reply:
+        """Wait for the end. If waiting is interrupted, the reply is cancelled.
+
+        Raises:
+            KvosError: what ended the reply early; the session keeps what was generated.
+        """
+        try:
+            while self._next() is not None:
+                pass
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        return Reply.of(self.finished())
+
+    def finished(self) -> Finished:
+        """The last event of a reply that went well, once it has come."""
+        if not isinstance(self._end, Finished):
+            raise RuntimeError("the reply has not ended; call result() first")
+        return self._end
+
+    @property
+    def usage(self) -> Usage:
+        """What the reply cost; waits for its end."""
+        return self.result().usage
+
+    def cancel(self) -> None:
+        """Ask for the end; returns at once. Idempotent."""
+        self._cancel()
+
+    def __enter__(self) -> ReplyStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._end is None:
+            self.cancel()
+            self._drain()
+
+    def _next(self) -> TextDelta | None:
+        """The next text, or None at the end; raises what the reply failed with."""
+        while self._end is None:
+            event = self._events.get()
+            if isinstance(event, TextDelta):
+                return event
+            if isinstance(event, PrefillProgress):
+                if self._on_prefill is not None:
+                    self._on_prefill(event.done, event.total)
+            else:
+                self._end = event
+        if isinstance(self._end, Failed):
+            raise self._end.error
+        return None
+
+    def _drain(self) -> None:
+        while self._end is None:
+            event = self._events.get()
+            if isinstance(event, Finished | Failed):
+                self._end = event
+
+
+class AsyncReplyStream:
+    """``ReplyStream`` for asyncio: ``async for`` for text, ``await result()`` for the end.
+
+    Cancelling the task that reads cancels the reply.
+    """
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._end: Finished | Failed | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def sink(self, event: Event) -> None:
+        """Called on the engine thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def started(self, cancel: Callable[[], None]) -> AsyncReplyStream:
+        self._cancel = cancel
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        try:
+            while self._end is None:
+                event = await self._events.get()
+                if isinstance(event, TextDelta):
+                    yield event.text
+                elif isinstance(event, Finished | Failed):
+                    self._end = event
+        finally:
+            if self._end is None:
+                self.cancel()
+        if isinstance(self._end, Failed):
+            raise self._end.error
+
+    async def result(self) -> Reply:
+        """Wait for the end; raises what the reply failed with."""
+        async for _ in self:
+            pass
+        if isinstance(self._end, Finished):
+            return Reply.of(self._end)
+        raise RuntimeError("the reply has no end")
+
+    def cancel(self) -> None:
+        """Ask for the end; returns at once. Idempotent."""
+        if self._cancel is not None:
+            self._cancel()

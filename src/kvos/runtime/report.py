@@ -1,0 +1,121 @@
+"""Snapshots for people: counters, and which session holds which blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kvos.serving import EngineCore
+from kvos.sessions import BlockSpan, CacheSession, SessionState
+from kvos.storage import BlockCounts, BlockStatus, CacheBlock
+
+__all__ = ["BlockReport", "RuntimeStats", "SessionReport", "block_report", "runtime_stats", "session_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStats:
+    """Counters and gauges at one moment.
+
+    Attributes:
+        counters: see ``kvos.counters.COUNTERS`` for what each counts.
+        blocks: by status; ``max_blocks`` is how many there may be, since the pool grows as it is needed.
+        utilisation: share of ``max_blocks`` that is held (active or reserved).
+    """
+
+    model: str
+    dtype: str
+    block_size: int
+    bytes_per_token: int
+    max_blocks: int
+    blocks: BlockCounts
+    utilisation: float
+    sessions: int
+    running: int
+    counters: Mapping[str, int]
+
+    @property
+    def reuse_rate(self) -> float:
+        """Of all prompt tokens so far, the share that was not computed."""
+        reused, computed = self.counters["tokens_reused"], self.counters["tokens_computed"]
+        return reused / (reused + computed) if reused + computed else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "counters": dict(self.counters), "reuse_rate": self.reuse_rate}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """One session: its size, and how many of its blocks it shares.
+
+    Attributes:
+        pending: tokens that the model has not seen yet.
+        blocks: its block table.
+        shared_blocks: blocks of it that other sessions hold too.
+    """
+
+    name: str
+    tenant: str
+    parent: str | None
+    state: SessionState
+    tokens: int
+    pending: int
+    messages: int
+    blocks: tuple[int, ...]
+    shared_blocks: tuple[int, ...]
+
+    @property
+    def private_blocks(self) -> int:
+        return len(self.blocks) - len(self.shared_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    """One block, and what it holds of which session."""
+
+    block: CacheBlock
+    content: tuple[BlockSpan, ...]
+
+
+def runtime_stats(core: EngineCore) -> RuntimeStats:
+    """Engine thread only, like the others here."""
+    pool = core.manager.pool
+    counts = core.manager.allocator.counts()
+    return RuntimeStats(
+        model=core.engine.info.model_name,
+        dtype=str(core.engine.info.compute_dtype).removeprefix("torch."),
+        block_size=pool.layout.block_size,
+        bytes_per_token=pool.layout.bytes_per_token,
+        max_blocks=pool.max_blocks,
+        blocks=counts,
+        utilisation=counts.held / pool.max_blocks,
+        sessions=len(core.sessions),
+        running=core.num_running,
+        counters=core.counters.snapshot(),
+    )
+
+
+def session_report(core: EngineCore, session: CacheSession) -> SessionReport:
+    """Size and blocks of one session."""
+    table = session.sequence.block_table()
+    shared = [block.id for block in core.manager.allocator.blocks(table) if block.ref_count > 1]
+    return SessionReport(
+        name=session.id,
+        tenant=session.tenant,
+        parent=session.parent,
+        state=session.state,
+        tokens=session.sequence.num_tokens,
+        pending=session.sequence.num_pending,
+        messages=len(session.transcript.messages),
+        blocks=tuple(table.tolist()),
+        shared_blocks=tuple(int(block) for block in shared),
+    )
+
+
+def block_report(core: EngineCore) -> tuple[BlockReport, ...]:
+    """Every block that holds something, with what it holds."""
+    everything = core.manager.allocator.blocks(np.arange(core.manager.allocator.num_blocks))
+    used = [block for block in everything if block.status in (BlockStatus.ACTIVE, BlockStatus.CACHED)]
+    return tuple(BlockReport(block, core.sessions.spans_in_block(block.id)) for block in used)

@@ -1,0 +1,260 @@
+"""The public facade: one model, one pool, one engine thread, many sessions."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from kvos.config import KvosConfig
+from kvos.engine import Engine, TransformersEngine
+from kvos.errors import InvalidConfigError
+from kvos.models.load import LoadedModel, load_model
+from kvos.models.memory import default_cache_bytes
+from kvos.runtime.aio import AsyncSession
+from kvos.runtime.archive import check_loadable, import_session
+from kvos.runtime.parts import RuntimeParts, check_name
+from kvos.runtime.report import (
+    BlockReport,
+    RuntimeStats,
+    SessionReport,
+    block_report,
+    runtime_stats,
+    session_report,
+)
+from kvos.runtime.session import Session
+from kvos.runtime.session_file import read_session
+from kvos.sequences import BlockHasher, BlockManager
+from kvos.serving import EngineCore, EngineThread, StepBudget
+from kvos.sessions import ChatRenderer, MessageInput, SavedSession, SessionLimits
+from kvos.storage import BlockPool
+
+__all__ = ["DEFAULT_MODEL", "DEFAULT_TENANT", "Runtime", "open_runtime"]
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_TENANT = "default"
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """Made by ``kvos.open``; use it in a ``with`` block, or call ``close``. Any thread.
+
+    Args:
+        engine: a model over block tables; closed with the runtime.
+        tokenizer: with the model's chat template.
+        config: settings; sizes of pool and steps are taken from here.
+        eos_ids: tokens that end a reply.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Any, *, config: KvosConfig, eos_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        renderer = ChatRenderer(tokenizer)
+        pool = _make_pool(engine, config, device)
+        engine.attach(pool)
+        # Nothing that is hashed with this key outlives the process yet.
+        manager = BlockManager(pool, BlockHasher(secrets.token_bytes(32)))
+        core = EngineCore(
+            engine,
+            manager,
+            budget=StepBudget(config.max_batch_tokens, config.prefill_chunk_tokens, config.max_running),
+            decode=_decoder(tokenizer),
+            eos_ids=eos_ids,
+        )
+        self._parts = RuntimeParts(
+            engine=engine,
+            thread=EngineThread(core),
+            renderer=renderer,
+            limits=SessionLimits(_context(engine, config, pool), engine.info.vocab_size),
+            sessions_folder=config.home / "sessions",
+        )
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def session(
+        self, name: str | None = None, *, tenant: str = DEFAULT_TENANT, messages: MessageInput | None = None
+    ) -> Session:
+        """Open a session; without a name it gets one. It holds its blocks until it is closed.
+
+        Raises:
+            SessionExistsError: an open session has that name.
+            InvalidInputError: not a name.
+            InvalidMessageError: of ``messages``; no session was opened.
+        """
+        if name is not None:
+            check_name("session", name)
+        check_name("tenant", tenant)
+        session = Session(self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant)))
+        if messages is not None:
+            try:
+                session.append(messages)
+            except BaseException:
+                session.close()
+                raise
+        return session
+
+    def async_session(self, name: str | None = None, *, tenant: str = DEFAULT_TENANT) -> AsyncSession:
+        """The same for asyncio; returns at once."""
+        return AsyncSession(self.session(name, tenant=tenant))
+
+    def get(self, name: str) -> Session:
+        """The open session of that name; raises SessionNotFoundError."""
+        return Session(self._parts, self._call(lambda core: core.sessions.get(name)))
+
+    def load(self, source: str | Path, *, name: str | None = None, tenant: str = DEFAULT_TENANT) -> Session:
+        """Open a saved session, by name or from a file if ``source`` is a ``Path``, and go on with it.
+
+        Args:
+            name: for the open session; by default the name it was saved under.
+
+        Raises:
+            SessionNotFoundError: nothing is saved there.
+            SessionFileMismatchError: it belongs to another model.
+            SessionFileDamagedError: it is not what was written.
+            SessionExistsError: an open session has that name.
+            ContextLengthExceededError, OutOfBlocksError
+        """
+        check_name("tenant", tenant)
+        if isinstance(source, Path):
+            saved, stem = read_session(source), source.stem
+        else:
+            saved, stem = self._parts.store(tenant).get(source), source
+        identity = self._parts.identity()
+        check_loadable(saved, self._parts, identity)
+        wish = check_name("session", stem if name is None else name)
+        return self._open_saved(saved, wish, tenant)
+
+    def _open_saved(self, saved: SavedSession, name: str, tenant: str) -> Session:
+        inner = self._call(lambda core: import_session(core, saved, self._parts, name, tenant))
+        return Session(self._parts, inner)
+
+    def saved_sessions(self, tenant: str = DEFAULT_TENANT) -> tuple[str, ...]:
+        """Names under which sessions are saved."""
+        return self._parts.store(tenant).names()
+
+    def delete_saved(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Forget a saved session; raises SessionNotFoundError."""
+        self._parts.store(tenant).delete(name)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest session, in tokens."""
+        return self._parts.limits.max_tokens
+
+    @property
+    def model_name(self) -> str:
+        return self._parts.engine.info.model_name
+
+    def stats(self) -> RuntimeStats:
+        """Counters, blocks by status, utilisation."""
+        return self._call(runtime_stats)
+
+    def sessions(self) -> tuple[SessionReport, ...]:
+        """Every open session with its blocks."""
+        return self._call(lambda core: tuple(session_report(core, session) for session in core.sessions))
+
+    def blocks(self) -> tuple[BlockReport, ...]:
+        """Every block in use with what it holds of which session."""
+        return self._call(block_report)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the cache contradicts itself; for tests and for the curious."""
+        self._call(lambda core: core.check_invariants())
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel what runs, end the engine thread, give the model object back as it was. Idempotent."""
+        self._parts.thread.stop()
+        self._parts.engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, work: Callable[[EngineCore], T]) -> T:
+        return self._parts.thread.call(work)
+
+
+def open_runtime(
+    model: str | os.PathLike[str] | Any = DEFAULT_MODEL,
+    *,
+    tokenizer: Any = None,
+    config: KvosConfig | None = None,
+    **settings: Any,
+) -> Runtime:
+    """Open a model and put a cache under it.
+
+    Args:
+        model: a name (``smollm2-135m``), a folder, a hub id, or a Transformers model object.
+        tokenizer: with a model object, its tokenizer.
+        config: all settings; or give single ones as keywords (``dtype="fp64"``), see ``KvosConfig``.
+
+    Raises:
+        InvalidConfigError: an unknown or impossible setting.
+        ModelNotAvailableError: the text says how to get the model.
+        UnsupportedModelError: the model needs a feature that is missing; the text names it.
+    """
+    if config is not None and settings:
+        raise InvalidConfigError("give either a KvosConfig or single settings, not both")
+    chosen = KvosConfig.from_env(**settings) if config is None else config
+    if chosen.threads is not None:
+        torch.set_num_threads(chosen.threads)
+    if isinstance(model, str | os.PathLike):
+        loaded = load_model(model, config=chosen, tokenizer=tokenizer)
+    else:
+        loaded = load_model(config=chosen, model=model, tokenizer=tokenizer)
+    engine = TransformersEngine(
+        loaded.model,
+        block_size=chosen.block_size,
+        model_name=loaded.name,
+        owns_model=loaded.owned,
+        kernels=chosen.kernels,
+    )
+    return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)
+
+
+def _make_pool(engine: Engine, config: KvosConfig, device: torch.device) -> BlockPool:
+    cache_bytes = default_cache_bytes(device) if config.cache_bytes is None else config.cache_bytes
+    per_block = engine.layout.bytes_per_block
+    max_blocks = cache_bytes // per_block
+    if max_blocks < 1:
+        raise InvalidConfigError(f"cache_bytes is {cache_bytes}; one block of this model takes {per_block} bytes")
+    per_segment = max(1, min(config.segment_bytes, cache_bytes) // per_block)
+    return BlockPool(engine.layout, max_blocks=max_blocks, blocks_per_segment=per_segment, device=device)
+
+
+def _context(engine: Engine, config: KvosConfig, pool: BlockPool) -> int:
+    """The longest session: what the model, the setting and the whole pool allow."""
+    tokens = min(engine.info.max_positions, pool.max_blocks * pool.layout.block_size)
+    return tokens if config.max_context_tokens is None else min(tokens, config.max_context_tokens)
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    return decode
+
+
+def _eos_ids(loaded: LoadedModel) -> frozenset[int]:
+    """What ends a reply: by the tokenizer, and by the model's generation config."""
+    config = getattr(loaded.model, "generation_config", None)
+    listed = getattr(config, "eos_token_id", None)
+    ids = [listed] if isinstance(listed, int) else list(listed or [])
+    return frozenset(int(i) for i in (*ids, loaded.tokenizer.eos_token_id) if i is not None)

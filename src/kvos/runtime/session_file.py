@@ -1,0 +1,207 @@
+"""Whole sessions as files: safetensors, checksummed, token-major, replaced atomically.
+
+::
+
+    metadata   kvos          JSON: format, model, model_name, numeric_class, manifest, digest of each tensor
+               kvos_digest   BLAKE2b of that JSON
+    tensors    tokens        [num_tokens] int32
+               k.0 v.0 ...   [num_computed, kv_heads, head_dim], one pair per layer
+
+Damage to the metadata or the tokens makes the file unusable; damage to keys or values only means that they are computed
+again. Knows files; knows no engine and no blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvos.errors import InvalidInputError, SessionFileDamagedError, SessionNotFoundError
+from kvos.sessions import SavedSession, SessionManifest
+
+__all__ = ["SESSION_SUFFIX", "FileSessionStore", "read_session", "write_session"]
+
+SESSION_SUFFIX = ".kvos"
+FORMAT = 1
+STALE_SECONDS = 3600
+"""Age from which an unfinished file cannot be somebody's who is still writing."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,119}")
+
+
+def write_session(path: Path, session: SavedSession) -> None:
+    """Write ``session`` to ``path`` with mode 0600, in place of what was there. A crash leaves the old file or the new.
+
+    Raises:
+        OSError: the disk's; nothing was replaced.
+    """
+    tensors = {"tokens": torch.from_numpy(np.array(session.tokens, np.int32))}
+    for layer, (key, value) in enumerate(zip(session.keys, session.values, strict=True)):
+        tensors[f"k.{layer}"], tensors[f"v.{layer}"] = key.contiguous(), value.contiguous()
+    header = json.dumps(
+        {
+            "format": FORMAT,
+            "model": session.model,
+            "model_name": session.model_name,
+            "numeric_class": session.numeric_class,
+            "manifest": session.manifest.to_json(),
+            "digests": {name: _digest(tensor) for name, tensor in tensors.items()},
+        }
+    )
+    metadata = {"kvos": header, "kvos_digest": _text_digest(header)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as unfinished:
+        save_file(tensors, unfinished, metadata)
+
+
+def read_session(path: Path) -> SavedSession:
+    """The pair of ``write_session``.
+
+    Raises:
+        SessionNotFoundError: there is no such file.
+        SessionFileDamagedError: it is not a session, or what a session can't do without is damaged.
+    """
+    if not path.is_file():
+        raise SessionNotFoundError(f"there is no saved session at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = _header(path, file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise SessionFileDamagedError(f"{path} cannot be read as a session: {error}") from error
+    digests: dict[str, str] = header["digests"]
+    if "tokens" not in tensors or _digest(tensors["tokens"]) != digests["tokens"]:
+        raise SessionFileDamagedError(f"the tokens in {path} are not what was written")
+    manifest = SessionManifest.from_json(header["manifest"])
+    tokens = tensors["tokens"].numpy()
+    if len(tokens) != manifest.num_tokens:
+        raise SessionFileDamagedError(f"{path} holds {len(tokens)} tokens, its manifest says {manifest.num_tokens}")
+    problem = _kv_problem(tensors, digests)
+    layers = range(len(digests) // 2) if problem is None else range(0)
+    return SavedSession(
+        manifest=manifest,
+        model=header["model"],
+        model_name=header["model_name"],
+        numeric_class=header["numeric_class"],
+        tokens=tokens,
+        keys=[tensors[f"k.{layer}"] for layer in layers],
+        values=[tensors[f"v.{layer}"] for layer in layers],
+        kv_problem=problem,
+    )
+
+
+class FileSessionStore:
+    """Sessions as files in one folder, mode 0700; names become file names. Any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, session: SavedSession) -> None:
+        path = self._path(name)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_session(path, session)
+
+    def get(self, name: str) -> SavedSession:
+        path = self._path(name)
+        if not path.is_file():
+            known = ", ".join(self.names()) or "none"
+            raise SessionNotFoundError(f"no session is saved as {name!r}; saved are: {known}")
+        return read_session(path)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(unquote(path.stem) for path in self._folder.glob(f"*{SESSION_SUFFIX}")))
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        if not path.is_file():
+            raise SessionNotFoundError(f"no session is saved as {name!r}")
+        path.unlink()
+        _sync_folder(self._folder)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InvalidInputError(
+                f"{name!r} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', '_' and "
+                "'-', beginning with a letter or digit"
+            )
+        return self._folder / f"{quote(name, safe='')}{SESSION_SUFFIX}"
+
+
+def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    text = metadata.get("kvos")
+    if text is None:
+        raise SessionFileDamagedError(f"{path} is not a session that kvos saved")
+    if _text_digest(text) != metadata.get("kvos_digest"):
+        raise SessionFileDamagedError(f"the description in {path} is not what was written")
+    header: dict[str, Any] = json.loads(text)
+    if header.get("format") != FORMAT:
+        raise SessionFileDamagedError(f"{path} has format {header.get('format')}; this kvos reads format {FORMAT}")
+    return header
+
+
+def _kv_problem(tensors: dict[str, torch.Tensor], digests: dict[str, str]) -> str | None:
+    for name, digest in digests.items():
+        if name not in tensors or _digest(tensors[name]) != digest:
+            return f"tensor {name} of the saved keys and values is damaged"
+    return None
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """BLAKE2b over dtype, shape and bytes."""
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=32)
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside ``path`` that takes its place, safely on disk, when the block ends well."""
+    _sweep(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)  # mode 0600
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        yield unfinished
+        unfinished.chmod(0o600)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a killed process left behind while it wrote ``path``."""
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+        with contextlib.suppress(OSError):
+            if time.time() - unfinished.stat().st_mtime > STALE_SECONDS:
+                unfinished.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

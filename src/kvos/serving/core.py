@@ -1,0 +1,412 @@
+"""Everything that the engine thread owns, and the step that moves it on. Single-threaded by itself.
+
+A step: choose rows (decodes first, then prefill chunks, within the token budget), make room for their KV, run the model
+once, publish what became full, sample, tell the callers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from kvos.counters import Counters
+from kvos.engine import Engine
+from kvos.errors import KvosError, OutOfBlocksError
+from kvos.sequences import BlockManager
+from kvos.serving.batch import Scheduled, pack
+from kvos.serving.params import SamplingParams
+from kvos.serving.reply_text import ReplyText
+from kvos.serving.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PrefillProgress,
+    Request,
+    RequestId,
+    TextDelta,
+)
+from kvos.serving.sampler import SamplingState, sample
+from kvos.sessions.registry import SessionRegistry
+from kvos.sessions.rendering import Extension
+from kvos.sessions.session import CacheSession
+from kvos.types import SequenceId
+
+__all__ = ["EngineCore", "StepBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """How much one step may do.
+
+    Attributes:
+        tokens: new tokens of all sequences.
+        prefill_chunk: new tokens of one sequence.
+        sequences: sequences in one step.
+    """
+
+    tokens: int
+    prefill_chunk: int
+    sequences: int
+
+
+class EngineCore:
+    """Sessions, blocks, engine and the running requests. Engine thread only."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        manager: BlockManager,
+        *,
+        budget: StepBudget,
+        decode: Callable[[Sequence[int]], str],
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.engine = engine
+        self.manager = manager
+        self.sessions = SessionRegistry()
+        self.budget = budget
+        self._decode = decode
+        self._eos_ids = eos_ids
+        self._requests: dict[RequestId, Request] = {}
+        self._request_ids = count(1)
+        # Logits behind a sequence's last token, good for one revision of it.
+        self._last_logits: dict[SequenceId, tuple[int, torch.Tensor]] = {}
+
+    @property
+    def counters(self) -> Counters:
+        return self.manager.counters
+
+    @property
+    def num_running(self) -> int:
+        return len(self._requests)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        session: CacheSession,
+        params: SamplingParams,
+        sink: Callable[[Event], None],
+        prompt: Extension | None = None,
+    ) -> RequestId:
+        """Start a reply; ``prompt`` is the rendered generation prompt, None for a session of raw tokens.
+
+        Raises:
+            SessionBusyError, SessionClosedError, SessionConflictError: see ``CacheSession``.
+            ContextLengthExceededError: no room for a single new token.
+            InvalidInputError: the session holds no tokens to go on from.
+            OutOfBlocksError: the prompt does not fit; the session is as before.
+        """
+        lost = session.begin_reply(prompt)
+        request = Request(
+            RequestId(next(self._request_ids)),
+            session,
+            sink,
+            reply=ReplyText(self._decode, params.stop),
+            sampling=SamplingState.start(params),
+            eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
+            lost_to_template=lost,
+        )
+        self._admit(request, undo=session.drop_reply)
+        if prompt is not None and prompt.rewritten and lost:
+            self.counters.add("history_rewritten")
+        return request.id
+
+    def prefill(
+        self, session: CacheSession, sink: Callable[[Event], None], logits_from: int | None = None
+    ) -> RequestId:
+        """Compute a session's pending tokens; with ``logits_from`` also the logits behind each token from there on.
+
+        Raises:
+            SessionBusyError, SessionClosedError: see ``CacheSession``.
+            OutOfBlocksError: the tokens do not fit; the session is as before.
+        """
+        session.begin()
+        request = Request(RequestId(next(self._request_ids)), session, sink, logits_from=logits_from)
+        self._admit(request, undo=session.end)
+        return request.id
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request early; what it has generated stays. Does nothing if it has ended already."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.counters.add("requests_cancelled")
+            self._finish(request, FinishReason.CANCELLED)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every running request by ``error``."""
+        for request in tuple(self._requests.values()):
+            self._fail(request, error)
+
+    def forget(self, session: CacheSession) -> None:
+        """Cancel what runs on ``session``, close it, and give its blocks back."""
+        for request in [request for request in self._requests.values() if request.session is session]:
+            self.cancel(request.id)
+        self._last_logits.pop(session.sequence.id, None)
+        self.sessions.remove(session)
+        session.close()
+
+    def fork(self, parent: CacheSession, names: Sequence[str | None]) -> tuple[CacheSession, ...]:
+        """One child of ``parent`` per name; None lets kvos choose. All of them, or none and an error.
+
+        Raises:
+            SessionExistsError: a name is taken.
+            SessionBusyError, SessionClosedError: of the parent.
+        """
+        parent.check_idle()
+        children: list[CacheSession] = []
+        try:
+            for name in names:
+                child = parent.fork(self.sessions.free_name(name, stem=f"{parent.id}.fork"))
+                self.sessions.add(child)
+                children.append(child)
+                self._inherit_logits(parent, child)
+        except BaseException:
+            for child in children:
+                self.forget(child)
+            raise
+        self.counters.add("forks", len(children))
+        return tuple(children)
+
+    def _inherit_logits(self, parent: CacheSession, child: CacheSession) -> None:
+        """A fork knows what its parent's model would say next."""
+        known = self._last_logits.get(parent.sequence.id)
+        if known is not None and known[0] == parent.sequence.revision:
+            self._last_logits[child.sequence.id] = (child.sequence.revision, known[1])
+
+    def _admit(self, request: Request, undo: Callable[[], None]) -> None:
+        sequence = request.session.sequence
+        already = sequence.num_computed
+        try:
+            request.shared = sequence.adopt_prefix()
+            pending = sequence.num_pending
+            if pending:
+                request.reservation = self.manager.reserve(sequence.blocks_needed(pending), sequence.owner)
+        except BaseException:
+            undo()
+            raise
+        request.prompt_tokens = sequence.num_tokens
+        request.reused = already + request.shared
+        # On a full hit the last token is computed again, without writing: its logits are needed.
+        request.next_row = min(sequence.num_computed, sequence.num_tokens - 1)
+        if request.logits_from is not None:
+            request.next_row = min(request.next_row, request.logits_from)
+        request.first_row = request.next_row
+        self._requests[request.id] = request
+        self.counters.add("requests")
+        self.counters.add("tokens_reused", request.reused)
+        self.counters.add("full_hits", int(request.reused == request.prompt_tokens))
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Move every running request on by one forward pass; False if there was nothing to do."""
+        self._answer_from_known_logits()
+        scheduled = self._schedule()
+        if not scheduled:
+            return bool(self._requests)
+        try:
+            logits = self.engine.forward(pack(scheduled))
+        except Exception as error:  # noqa: BLE001 - whatever the model raised belongs to the callers of this step
+            self._abandon(scheduled, error)
+            return True
+        self.counters.add("steps")
+        self._complete(scheduled)
+        self._deliver(scheduled, logits)
+        return True
+
+    def _schedule(self) -> list[Scheduled]:
+        waiting = sorted(self._requests.values(), key=lambda request: not request.is_decoding)
+        budget = self.budget.tokens
+        scheduled: list[Scheduled] = []
+        for request in waiting:
+            if budget <= 0 or len(scheduled) >= self.budget.sequences:
+                break
+            self._adopt_more(request)
+            rows = min(request.rows_left, budget, self.budget.prefill_chunk)
+            try:
+                item = self._schedule_rows(request, rows)
+            except OutOfBlocksError as error:
+                self._fail(request, error)
+                continue
+            scheduled.append(item)
+            budget -= rows
+        return scheduled
+
+    def _adopt_more(self, request: Request) -> None:
+        """Another request may have published, since the last step, what this one is about to compute."""
+        sequence = request.session.sequence
+        if request.is_decoding or request.next_row != sequence.num_computed or not sequence.num_pending:
+            return
+        gained = sequence.adopt_prefix()
+        if gained:
+            request.shared += gained
+            request.reused += gained
+            self.counters.add("tokens_reused", gained)
+            request.next_row = min(sequence.num_computed, sequence.num_tokens - 1)
+
+    def _schedule_rows(self, request: Request, rows: int) -> Scheduled:
+        sequence = request.session.sequence
+        start, end = request.next_row, request.next_row + rows
+        writes = end - max(start, sequence.num_computed)
+        plan = sequence.prepare_write(writes, request.reservation) if writes > 0 else None
+        if request.logits_from is not None:
+            logits_from = max(start, request.logits_from)
+        else:
+            logits_from = end - 1 if end == sequence.num_tokens else end
+        return Scheduled(request, start, end, plan, min(logits_from, end))
+
+    def _complete(self, scheduled: list[Scheduled]) -> None:
+        for item in scheduled:
+            if item.plan is not None:
+                item.request.session.sequence.complete_write(item.plan)
+            item.request.next_row = item.end
+            self.counters.add("tokens_computed", item.num_rows)
+            if not item.request.is_decoding:
+                self._tell_progress(item.request)
+
+    @staticmethod
+    def _tell_progress(request: Request) -> None:
+        total = request.prompt_tokens - request.first_row
+        request.sink(PrefillProgress(request.next_row - request.first_row, total))
+
+    def _abandon(self, scheduled: list[Scheduled], error: Exception) -> None:
+        for item in scheduled:
+            if item.plan is not None:
+                item.request.session.sequence.abandon_write(item.plan)
+            self._fail(item.request, error)
+
+    def _deliver(self, scheduled: list[Scheduled], logits: torch.Tensor) -> None:
+        """Hand each request its rows of ``logits`` ``[outputs, vocab]``; sample where a reply goes on."""
+        sampled: list[Request] = []
+        rows: list[int] = []
+        offset = 0
+        for item in scheduled:
+            outputs = item.end - item.logits_from
+            request = item.request
+            mine = slice(offset, offset + outputs)
+            offset += outputs
+            if request.logits_from is not None:
+                request.scored.append(logits[mine].clone())
+            if request.rows_left:
+                continue
+            if request.sampling is not None:
+                sampled.append(request)
+                rows.append(mine.stop - 1)
+            else:
+                self._remember(request, logits[mine.stop - 1])
+                self._finish(request, FinishReason.STOP)
+        if sampled:
+            self._sample(sampled, logits[rows])
+
+    def _remember(self, request: Request, logits: torch.Tensor) -> None:
+        sequence = request.session.sequence
+        self._last_logits[sequence.id] = (sequence.revision, logits.clone())
+
+    def _answer_from_known_logits(self) -> None:
+        """Replies whose prompt is computed and whose next logits are known need no forward pass to begin."""
+        ready: list[Request] = []
+        for request in self._requests.values():
+            sequence = request.session.sequence
+            known = self._last_logits.get(sequence.id)
+            fresh = known is not None and known[0] == sequence.revision and sequence.num_pending == 0
+            if fresh and request.sampling is not None and not request.is_decoding:
+                ready.append(request)
+        if ready:
+            self._sample(ready, torch.stack([self._last_logits[r.session.sequence.id][1] for r in ready]))
+
+    # -- tokens and text -----------------------------------------------------------------------------------------
+
+    def _sample(self, requests: list[Request], logits: torch.Tensor) -> None:
+        states = [request.sampling for request in requests if request.sampling is not None]
+        histories = [request.session.sequence.tokens() for request in requests]
+        try:
+            tokens = sample(logits, states, histories)
+        except KvosError as error:
+            for request in requests:
+                self._fail(request, error)
+            return
+        for request, token in zip(requests, tokens, strict=True):
+            self._extend(request, token)
+
+    def _extend(self, request: Request, token: int) -> None:
+        if request.first_token is None:
+            request.first_token = time.perf_counter()
+            self._cancel_reservation(request)
+            self._last_logits.pop(request.session.sequence.id, None)
+        session, reply = request.session, request.reply
+        session.extend_reply(token)
+        request.next_row = session.sequence.num_tokens - 1
+        request.generated.append(token)
+        request.unsent.append(token)
+        self.counters.add("tokens_generated")
+        if token in request.eos_ids:
+            self._finish(request, FinishReason.STOP)
+            return
+        text = reply.push(token) if reply is not None else ""
+        if text:
+            self._send_text(request, text)
+        if reply is not None and reply.stopped:
+            self._finish(request, FinishReason.STOP)
+        elif self._is_full(request):
+            self._finish(request, FinishReason.LENGTH)
+
+    def _is_full(self, request: Request) -> bool:
+        limit = request.sampling.params.max_tokens if request.sampling is not None else None
+        reached = limit is not None and len(request.generated) >= limit
+        return reached or request.session.sequence.num_tokens >= request.session.limits.max_tokens
+
+    def _send_text(self, request: Request, text: str) -> None:
+        request.sink(TextDelta(text, tuple(request.unsent)))
+        request.unsent.clear()
+
+    # -- endings -------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        content = self._close_reply(request)
+        scored = torch.cat(request.scored) if request.scored else None
+        request.sink(Finished(content, tuple(request.generated), reason, request.usage(), scored))
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        self.counters.add("requests_failed")
+        self._close_reply(request)
+        request.sink(Failed(error))
+
+    def _close_reply(self, request: Request) -> str:
+        """Take the request out of the batch and leave its session idle, with what was generated so far."""
+        self._requests.pop(request.id, None)
+        self._cancel_reservation(request)
+        session, reply = request.session, request.reply
+        if reply is None:
+            session.end()
+            return ""
+        rest = reply.finish()
+        if rest:
+            self._send_text(request, rest)
+        tokens, text = reply.kept()
+        if not reply.stopped:
+            # An end-of-sequence token stays: it is what the template puts behind a reply, or nearly so.
+            ending = request.generated[reply.num_tokens :]
+            tokens, text = len(request.generated), text + self._decode(ending)
+        session.end_reply(reply.content, text, request.prompt_tokens + tokens)
+        return reply.content
+
+    def _cancel_reservation(self, request: Request) -> None:
+        if request.reservation is not None:
+            self.manager.cancel(request.reservation)
+            request.reservation = None
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if blocks, sequences, sessions and requests contradict each other."""
+        self.manager.check_invariants()
+        self.sessions.check_invariants()
+        for request in self._requests.values():
+            assert request.session in tuple(self.sessions), "a request runs on a session that is not open"
+            assert request.next_row <= request.session.sequence.num_tokens
+        if not self._requests:
+            assert self.manager.allocator.counts().reserved == 0, "blocks are reserved for nobody"

@@ -1,0 +1,99 @@
+"""The one thread that owns storage, sequences and sessions; everybody else sends it commands and awaits futures."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from kvos.errors import EngineStoppedError
+from kvos.serving.core import EngineCore
+
+__all__ = ["EngineThread"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """Runs commands between steps, and steps while there are requests.
+
+    ``submit`` and ``call`` may be used from any thread but the engine thread itself.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvos-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: Callable[[EngineCore], T]) -> Future[T]:
+        """Run ``command`` on the engine thread between two steps.
+
+        Raises:
+            EngineStoppedError: the runtime is closed.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                _settle(future, lambda: command(self._core))
+
+        with self._gate:
+            if self._stopping:
+                raise EngineStoppedError("the runtime is closed; open a new one")
+            self._commands.put(run)
+        return future
+
+    def call(self, command: Callable[[EngineCore], T]) -> T:
+        """``submit`` and wait."""
+        return self.submit(command).result()
+
+    def stop(self) -> None:
+        """Finish the commands that are in the queue, fail what is still running, end the thread. Idempotent."""
+        with self._gate:
+            if not self._stopping:
+                self._stopping = True
+                self._commands.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while self._obey():
+                try:
+                    self._core.step()
+                except Exception as error:
+                    # A bug in kvos: whoever waits must hear of it, and the others' sessions must go on.
+                    _logger.exception("a step of the engine failed")
+                    self._core.fail_all(error)
+        self._core.fail_all(EngineStoppedError("the runtime was closed"))
+
+    def _obey(self) -> bool:
+        """Run all waiting commands, waiting for one if nothing else is to be done; False at the end."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._core.num_running and not self._core.manager.scrub_some())
+            except queue.Empty:
+                if self._core.num_running:
+                    return True
+                continue
+            if command is None:
+                return False
+            command()
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it from the future
+        future.set_exception(error)
+    else:
+        future.set_result(result)

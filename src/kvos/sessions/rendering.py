@@ -1,0 +1,183 @@
+"""From messages to tokens, by the model's own chat template, which is the authority.
+
+Tokens that a session holds stay as they are wherever the newly rendered text agrees with the text they stand for; only
+the rest is tokenised. So what the model generated keeps its ids, although tokenising its text again might give others.
+Where a template rewrites earlier turns, the tokens up to the change are kept, and the extension says so.
+
+Runs on the caller's thread: templates and tokenisers are slow, and not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jinja2
+import numpy as np
+
+from kvos.errors import InvalidInputError, InvalidMessageError, SessionBusyError, UnsupportedModelError
+from kvos.sessions.messages import Message
+from kvos.sessions.spans import Span, SpanKind, Transcript, kind_of
+from kvos.types import TokenIds
+
+__all__ = ["ChatRenderer", "Extension", "Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """What kvos needs of a Transformers tokenizer."""
+
+    is_fast: bool
+    chat_template: Any
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+    def __call__(self, text: Any, **kwargs: Any) -> Any: ...
+
+    def decode(self, token_ids: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """How to get from a session's tokens to the tokens of a longer conversation.
+
+    Attributes:
+        keep: held tokens that stay, from the front.
+        tokens: what follows them; it may begin with ids that are held already.
+        transcript: the conversation afterwards.
+        revision: of the transcript that this was made from; it is void if the session has changed since.
+        rewritten: the text of earlier turns changed, so that held tokens may have to go.
+    """
+
+    keep: int
+    tokens: TokenIds
+    transcript: Transcript
+    revision: int
+    rewritten: bool = False
+
+
+class ChatRenderer:
+    """Renders with one tokenizer and its chat template. Any thread; keeps no state.
+
+    Raises:
+        UnsupportedModelError: the tokenizer cannot say which characters a token stands for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if not tokenizer.is_fast:
+            raise UnsupportedModelError("the tokenizer gives no character offsets; kvos needs a fast tokenizer")
+        self._tokenizer = tokenizer
+
+    def append(
+        self,
+        held: Transcript,
+        messages: Sequence[Message],
+        *,
+        kind: SpanKind | None = None,
+        version: str | None = None,
+    ) -> Extension:
+        """Add messages, one span each.
+
+        Raises:
+            InvalidMessageError: the chat template refuses the conversation.
+            InvalidInputError: the session holds raw tokens.
+            SessionBusyError: a reply is being generated.
+            UnsupportedModelError: the tokenizer has no chat template.
+        """
+        _check_chat(held)
+        everything = (*held.messages, *messages)
+        text = self._render(everything)
+        ends = self._message_ends(everything, text, held)
+        kinds = [(kind or kind_of(message), message.role, version) for message in messages]
+        return self._extend(held, everything, text, ends, kinds)
+
+    def open_reply(self, held: Transcript) -> Extension:
+        """Add the template's generation prompt as an assistant span that is still open (without a message)."""
+        _check_chat(held)
+        text = self._render(held.messages, add_generation_prompt=True)
+        ends = [*self._message_ends(held.messages, self._render(held.messages), held), len(text)]
+        return self._extend(held, held.messages, text, ends, [(SpanKind.ASSISTANT, "assistant", None)])
+
+    def _extend(
+        self,
+        held: Transcript,
+        messages: tuple[Message, ...],
+        text: str,
+        ends: list[int],
+        new_spans: list[tuple[SpanKind, str, str | None]],
+    ) -> Extension:
+        keep, kept_text = _agreement(held, text)
+        ids, starts = self._tokenize(text[kept_text:])
+        labels = [(span.kind, span.role, span.version) for span in held.spans] + new_spans
+        spans: list[Span] = []
+        for number, ((kind, role, version), end) in enumerate(zip(labels, ends, strict=True)):
+            start = spans[-1].end if spans else 0
+            if number < len(held.spans) and end <= kept_text and held.spans[number].text_end <= kept_text:
+                spans.append(held.spans[number])
+                continue
+            # A token belongs to the message in which it starts.
+            last = keep + int(np.searchsorted(starts, end - kept_text))
+            spans.append(Span(number, kind, role, start, max(start, last), end, version))
+        spans[-1] = replace(spans[-1], end=keep + len(ids), text_end=len(text))
+        return Extension(
+            keep=keep,
+            tokens=ids,
+            transcript=Transcript(messages, tuple(spans), text, held.revision),
+            revision=held.revision,
+            rewritten=keep < held.num_tokens,
+        )
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        if self._tokenizer.chat_template is None:
+            raise UnsupportedModelError("the tokenizer has no chat template; use append_tokens, or set one on it")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [message.as_dict() for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise InvalidMessageError(f"the model's chat template refuses this conversation: {error}") from error
+        return str(text)
+
+    def _message_ends(self, messages: Sequence[Message], text: str, held: Transcript) -> list[int]:
+        """Characters up to the end of each message in ``text``."""
+        ends: list[int] = []
+        for number in range(len(messages)):
+            ends.append(len(text) if number == len(messages) - 1 else self._message_end(messages, number, text, ends))
+        return ends
+
+    def _message_end(self, messages: Sequence[Message], number: int, text: str, ends: list[int]) -> int:
+        """Where message ``number`` ends: by rendering up to it, or behind its content if the template can't do that."""
+        after = ends[-1] if ends else 0
+        try:
+            part = self._render(messages[: number + 1])
+        except InvalidMessageError:
+            part = None
+        if part is not None and len(part) >= after and text.startswith(part):
+            return len(part)
+        content = (messages[number].content or "").strip()
+        found = text.find(content, after)
+        return after if found < 0 else found + len(content)
+
+    def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds]:
+        """Token ids, and where each starts in ``text`` (characters, ascending)."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = np.array(encoded["input_ids"], np.int32)
+        starts = np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
+        return ids, np.maximum.accumulate(starts) if len(starts) else starts
+
+
+def _check_chat(held: Transcript) -> None:
+    if held.spans and not held.messages:
+        raise InvalidInputError("this session holds raw tokens; chat messages cannot be mixed with them")
+    if len(held.spans) > len(held.messages):
+        raise SessionBusyError("a reply is being generated on this session; wait for it or cancel it")
+
+
+def _agreement(held: Transcript, text: str) -> tuple[int, int]:
+    """Tokens and characters of ``held`` that ``text`` begins with, at the latest span boundary."""
+    for span in reversed(held.spans):
+        if text.startswith(held.text[: span.text_end]):
+            return span.end, span.text_end
+    return 0, 0
