@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NewType
 
 import numpy as np
@@ -40,7 +40,7 @@ def token_array(tokens: npt.ArrayLike) -> TokenIds:
     return np.ascontiguousarray(tokens, dtype=np.int32).reshape(-1)
 
 
-class DType(str, Enum):
+class DType(StrEnum):
     """Compute and cache dtype, by the short names that the field uses."""
 
     FP64 = "fp64"

@@ -24,6 +24,7 @@ from kvos.errors import (
     AllocateNonFreeBlockError,
     BlockStateError,
     DoubleReleaseError,
+    InvalidInputError,
     OutOfBlocksError,
     ReleaseFreeBlockError,
     SharedBlockWriteError,
@@ -74,6 +75,11 @@ class BlockCounts:
     def held(self) -> int:
         """Blocks that watermarks count: ``ACTIVE + RESERVED``."""
         return self.active + self.reserved
+
+
+def _check_count(n: int) -> None:
+    if n < 0:
+        raise InvalidInputError(f"asked for {n} blocks; a count cannot be negative")
 
 
 class BlockAllocator:
@@ -135,6 +141,7 @@ class BlockAllocator:
         """Take ``n`` blocks from the free queue for ``owner``; reference count 1 each.
 
         Raises:
+            InvalidInputError: ``n`` is negative.
             OutOfBlocksError: fewer than ``n`` are free.
             AllocateNonFreeBlockError: the free queue holds a block that is not ``FREE``.
         """
@@ -156,8 +163,10 @@ class BlockAllocator:
         """Turn ``n`` reserved blocks into held ones.
 
         Raises:
+            InvalidInputError: ``n`` is negative.
             BlockStateError: the reservation holds fewer than ``n`` blocks.
         """
+        _check_count(n)
         blocks = self._reservations.get(reservation.id)
         if blocks is None or len(blocks) < n:
             left = 0 if blocks is None else len(blocks)
@@ -278,6 +287,7 @@ class BlockAllocator:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _take_free(self, n: int) -> BlockIds:
+        _check_count(n)
         if n > len(self._free):
             counts = self.counts()
             raise OutOfBlocksError(n, counts.free, counts.cached, counts.held)
@@ -304,12 +314,12 @@ class BlockAllocator:
             return
         published = self._published[unheld]
         self._status[unheld[published]] = _CACHED
-        # Order is kept, so that blocks which were neighbours in a table come back as neighbours.
-        gone = unheld[~published]
-        _, first = np.unique(gone, return_index=True)
-        self._to_free(gone[np.sort(first)])
+        self._to_free(unheld[~published])
 
     def _to_free(self, ids: BlockIds) -> None:
+        # Each once, and in order, so that blocks which were neighbours in a table come back as neighbours.
+        _, first = np.unique(ids, return_index=True)
+        ids = ids[np.sort(first)]
         self._status[ids] = _FREE
         self._filled[ids] = 0
         self._free.push(ids)
@@ -328,5 +338,7 @@ class BlockAllocator:
         used = (self._ref_count > 0) | (self._busy > 0)
         assert (used == (self._status == _ACTIVE)).all(), "ACTIVE must mean held or busy"
         assert (self._published | (self._status != _CACHED)).all(), "a CACHED block nobody can find"
-        assert not (self._published & (self._status == _FREE)).any(), "a free block is still findable"
+        unwritten = (self._status == _FREE) | (self._status == _RESERVED)
+        assert not (self._published & unwritten).any(), "a free or reserved block is still findable"
+        assert (self._filled[unwritten] == 0).all(), "a free or reserved block has filled slots"
         assert self.counts().total == self.num_blocks

@@ -1,0 +1,190 @@
+"""The settings, and the only place of kvos that reads the environment.
+
+Deliberately knows nothing of torch: the names of devices and dtypes are resolved where they are used
+(:mod:`kvos.models.dtypes`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import operator
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from kvos.errors import InvalidConfigError
+from kvos.types import DType
+
+__all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment"]
+
+ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
+"""Tokens per block; the storage layer allows the same ones."""
+
+ENVIRONMENT_PREFIX = "KVOS_"
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?", re.IGNORECASE)
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_WORDS_FOR_TRUE = ("1", "true", "yes", "on")
+_WORDS_FOR_FALSE = ("0", "false", "no", "off")
+_logger = logging.getLogger(__name__)
+
+
+def _default_home() -> Path:
+    return Path(platformdirs.user_cache_dir("kvos", appauthor=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvosConfig:
+    """Every setting of a runtime; frozen and validated.
+
+    A setting ``name`` is read from ``KVOS_NAME`` by :meth:`from_env`; sizes may then carry ``KiB``, ``MiB`` or
+    ``GiB``, ``none`` stands for ``None``, and an empty variable counts as not set.
+
+    Attributes:
+        home: folder of converted models and of whatever kvos keeps. Default: the user's cache folder by the
+            convention of the platform, since all of it can be fetched or computed again.
+        block_size: tokens per block, one of 8, 16, 32, 64, 128. Default 16: a fork copies at most 15 tokens, and the
+            block table is still short. 8 suits many short forks, 32 and more suit long contexts on a GPU.
+        dtype: ``auto``, ``fp32``, ``bf16``, ``fp16`` or ``fp64``. Default ``auto``: bf16 where the hardware computes in
+            it, else fp32, because emulated bf16 is slower than fp32. ``fp64`` is for verification.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. Default ``auto``: CUDA if there is one, else the CPU.
+        cache_bytes: most bytes that KV blocks may take on the device. Default ``None``: decided at open from what is
+            free then. CPU: a quarter, at most 4 GiB, because the machine is shared with other programs and 4 GiB hold
+            90,000 tokens of the default model. GPU: three quarters, because the KV cache is what a GPU's memory is for.
+        segment_bytes: bytes by which the pool grows. Default 256 MiB: small enough to find a place in fragmented
+            memory, large enough that a few segments make a pool. A smaller ``cache_bytes`` wins.
+        max_context_tokens: longest sequence, in tokens. Default ``None``: what the model was made for; a larger value
+            is clipped to that.
+        prefill_chunk_tokens: prompt tokens of one sequence in one step. Default 256: beyond that a CPU gains no
+            throughput, and whoever decodes meanwhile waits longer for the step to end.
+        max_batch_tokens: new tokens of all sequences in one step. Default 512: two prefill chunks, or one and a full
+            house of decodes. It is at least ``max_running``, so that every sequence can decode in each step.
+        max_running: sequences in one step. Default 32: more adds latency without throughput on a CPU.
+        threads: threads for torch's operators. Default ``None``: torch's own choice, the physical cores.
+        kernels: ``auto`` or ``generic``. Default ``auto``: compiled kernels where they can be built. ``generic`` is
+            plain torch, the reference that the compiled ones are tested against.
+        offline: never reach for the network. Default false: opening the default model for the first time fetches it.
+
+    Raises:
+        InvalidConfigError: a value outside its range; the text names setting, value and range.
+    """
+
+    home: Path = field(default_factory=_default_home)
+    block_size: int = 16
+    dtype: DType | Literal["auto"] = "auto"
+    device: str = "auto"
+    cache_bytes: int | None = None
+    segment_bytes: int = 256 << 20
+    max_context_tokens: int | None = None
+    prefill_chunk_tokens: int = 256
+    max_batch_tokens: int = 512
+    max_running: int = 32
+    threads: int | None = None
+    kernels: Literal["auto", "generic"] = "auto"
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.home, str | os.PathLike) or not str(self.home):
+            raise _out_of_range("home", self.home, "the path of a folder")
+        self._set("home", Path(self.home).expanduser().absolute())
+        self._one_of("block_size", ALLOWED_BLOCK_SIZES)
+        self._one_of("dtype", ("auto", *(member.value for member in DType)))
+        self._set("dtype", self.dtype if self.dtype == "auto" else DType(self.dtype))
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise _out_of_range("device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
+        self._integer("segment_bytes", 4096)
+        self._integer("prefill_chunk_tokens", 1, 1 << 16)
+        self._integer("max_batch_tokens", 1, 1 << 20)
+        self._integer("max_running", 1, 4096)
+        for name, lowest in (("cache_bytes", 4096), ("max_context_tokens", 1), ("threads", 1)):
+            if getattr(self, name) is not None:
+                self._integer(name, lowest)
+        self._one_of("kernels", ("auto", "generic"))
+        if not isinstance(self.offline, bool):
+            raise _out_of_range("offline", self.offline, "True or False")
+        if self.max_batch_tokens < self.max_running:
+            expected = f"at least max_running ({self.max_running}), so that each running sequence gets its token"
+            raise _out_of_range("max_batch_tokens", self.max_batch_tokens, expected)
+
+    @classmethod
+    def from_env(cls, **overrides: Any) -> KvosConfig:
+        """The settings given here, else those of the environment, else the defaults.
+
+        Raises:
+            InvalidConfigError: an unknown name in ``overrides``, or a value outside its range.
+        """
+        names = tuple(setting.name for setting in fields(cls))
+        for name in overrides:
+            if name not in names:
+                raise InvalidConfigError(_unknown_setting(name, names))
+        return cls(**{**_settings_from(os.environ, names), **overrides})
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _one_of(self, name: str, allowed: tuple[object, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed or isinstance(value, bool):
+            raise _out_of_range(name, value, "one of " + ", ".join(repr(choice) for choice in allowed))
+
+    def _integer(self, name: str, lowest: int, highest: int | None = None) -> None:
+        value = getattr(self, name)
+        expected = f"a whole number from {lowest}" + ("" if highest is None else f" to {highest}")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise _out_of_range(name, value, expected) from None
+        if isinstance(value, bool) or number < lowest or (highest is not None and number > highest):
+            raise _out_of_range(name, value, expected)
+        self._set(name, number)
+
+
+def subprocess_environment(**changes: str) -> dict[str, str]:
+    """This process's environment for a child, with ``changes``; the environment itself stays as it is."""
+    return {**os.environ, **changes}
+
+
+def _out_of_range(name: str, value: object, expected: str) -> InvalidConfigError:
+    shown = value.value if isinstance(value, DType) else value
+    return InvalidConfigError(f"{name} is {shown!r}; expected {expected}")
+
+
+def _unknown_setting(name: str, names: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"there is no setting {name!r}.{hint} The settings are: {', '.join(sorted(names))}"
+
+
+def _settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not text.strip():
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name in names:
+            found[name] = _parse(name, text.strip())
+        elif difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+            _logger.warning("ignored environment variable %s: %s", variable, _unknown_setting(name, names))
+    return found
+
+
+def _parse(name: str, text: str) -> Any:
+    """The value that ``text`` stands for; what it can't read it returns, for the range check to name."""
+    if name in ("dtype", "device", "kernels", "home"):
+        return text
+    if name == "offline":
+        words = {**dict.fromkeys(_WORDS_FOR_TRUE, True), **dict.fromkeys(_WORDS_FOR_FALSE, False)}
+        return words.get(text.lower(), text)
+    if text.lower() == "none":
+        return None
+    size = _SIZE.fullmatch(text)
+    if size is None or (size[2] and not name.endswith("_bytes")):
+        return text
+    return int(size[1]) * _UNITS[(size[2] or "").lower()]

@@ -1,0 +1,120 @@
+"""Compiled parts of the engine, all optional: what they compute, the generic path computes too, only slower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from kvos.engine.attention import DecodeKernel
+from kvos.engine.base import PackedBatch
+from kvos.engine.kernels.packed_linear import PackedLinears, can_pack
+from kvos.engine.kernels.threads import WorkerThreads
+from kvos.errors import InvalidConfigError, MissingDependencyError
+from kvos.storage import BlockPool, KVLayout
+
+__all__ = ["KernelSet", "Kernels", "select_kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Which compiled parts to use.
+
+    Attributes:
+        attention: ``numba`` for one-row sequences in float32 on the CPU; ``generic`` is plain PyTorch.
+        linear: ``packed`` for weights packed for oneDNN, on the CPU; ``plain`` leaves the model's layers alone.
+    """
+
+    attention: Literal["auto", "numba", "generic"] = "auto"
+    linear: Literal["auto", "packed", "plain"] = "auto"
+
+
+GENERIC = Kernels("generic", "plain")
+
+
+class KernelSet:
+    """The kernels at work on one model; ``undo`` restores it.
+
+    Args:
+        chosen: no field is ``auto``.
+        model: whose linear layers are packed, if chosen.
+        layout: of the pools to come.
+        drop_plain_weights: packed weights need no plain copy beside them.
+    """
+
+    def __init__(self, chosen: Kernels, model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool) -> None:
+        self.chosen = chosen
+        self._model = model
+        self._decode = None
+        if chosen.attention == "numba":
+            from kvos.engine.kernels.decode_step import NumbaDecode
+
+            self._decode = NumbaDecode(layout, model.config.num_attention_heads, WorkerThreads.find())
+        self._linears = PackedLinears(model, drop_plain=drop_plain_weights) if chosen.linear == "packed" else None
+
+    def decode_kernel(self, batch: PackedBatch, pool: BlockPool) -> DecodeKernel | None:
+        """The compiled kernel made ready for a checked batch; None when it has nothing to do."""
+        if self._decode is None:
+            return None
+        sequences = np.flatnonzero(np.diff(batch.query_starts) == 1)
+        if len(sequences) == 0:
+            return None
+        from kvos.engine.kernels.decode_step import NumbaDecodeStep
+
+        return NumbaDecodeStep(self._decode, batch, pool, sequences)
+
+    def plain_weights(self) -> dict[str, torch.Tensor]:
+        """Every weight of the model by name, tied ones once."""
+        return dict(self._model.named_parameters())
+
+    def undo(self) -> None:
+        """Put the model's layers back. Idempotent."""
+        if self._linears is not None:
+            self._linears.undo()
+
+
+def select_kernels(
+    wanted: Kernels | Literal["auto", "generic"], model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool
+) -> KernelSet:
+    """Turn ``auto`` into what this machine has and what pays, and put it to work on ``model``.
+
+    Raises:
+        InvalidConfigError: no such kernel, or one that cannot serve this dtype or device.
+        MissingDependencyError: Numba was asked for by name and is not installed.
+    """
+    if wanted == "generic":
+        wanted = GENERIC
+    elif wanted == "auto":
+        wanted = Kernels()
+    elif not isinstance(wanted, Kernels):
+        raise InvalidConfigError(f"kernels is {wanted!r}; choose 'auto', 'generic' or a Kernels object")
+    chosen = Kernels(_attention(wanted.attention, model, layout), _linear(wanted.linear, model))
+    return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights)
+
+
+def _attention(wanted: str, model: nn.Module, layout: KVLayout) -> Literal["numba", "generic"]:
+    fits = (
+        layout.dtype == torch.float32 and next(model.parameters()).device.type == "cpu" and len(set(layout.layers)) == 1
+    )
+    if wanted == "numba":
+        if find_spec("numba") is None:
+            raise MissingDependencyError("the numba attention kernel needs Numba: pip install 'kvos[fast]'")
+        if not fits:
+            raise InvalidConfigError("the numba attention kernel is for float32 on the CPU")
+        return "numba"
+    if wanted not in ("auto", "generic"):
+        raise InvalidConfigError(f"attention kernel {wanted!r} is none of 'auto', 'numba', 'generic'")
+    usable = fits and find_spec("numba") is not None and WorkerThreads.find() is not None
+    return "numba" if wanted == "auto" and usable else "generic"
+
+
+def _linear(wanted: str, model: nn.Module) -> Literal["packed", "plain"]:
+    if wanted not in ("auto", "packed", "plain"):
+        raise InvalidConfigError(f"linear kernel {wanted!r} is none of 'auto', 'packed', 'plain'")
+    if wanted == "packed" and not can_pack(model):
+        raise InvalidConfigError("packed linear layers need float32 (or bfloat16 with CPU support) on a CPU with oneDNN")
+    return "packed" if wanted == "packed" or (wanted == "auto" and can_pack(model)) else "plain"

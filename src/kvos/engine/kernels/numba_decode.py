@@ -1,0 +1,200 @@
+"""Decode attention over block tables, compiled by Numba: one call per layer for all one-row sequences, float32 on the CPU.
+
+A sequence's context is cut into tiles of ``TILE`` tokens. Tiles are spread over threads; each gives a partial softmax
+(weighted values, maximum, sum), and a last phase joins a sequence's tiles in order (flash decoding, Dao et al. 2023). So
+a sequence's result depends neither on its neighbours nor on the number of threads.
+
+::
+
+    phase 1   rows to store       ->  slots            each phase is spread over the threads,
+    phase 2   (sequence, tile)    ->  partial softmax  with a barrier between
+    phase 3   (sequence, head)    ->  out
+
+The kernel takes one argument, the address of a *task*: int64 addresses and sizes in the order of ``TASK_FIELDS``.
+Addresses and strides count bytes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from kvos.engine.kernels.vectors import call_address, load_float, load_int, store_float, vector_ops
+
+__all__ = ["TASK_FIELDS", "TILE", "compile_decode", "work_floats"]
+
+TILE = 64
+"""Tokens per unit of work: small enough to spread one sequence over threads, large enough to pay for a partial."""
+
+TASK_FIELDS = (
+    "thread_number", "thread_count", "barrier",
+    "query", "query_row", "query_head", "key", "key_row", "key_head", "value", "value_row", "value_head", "out",
+    "key_segments", "value_segments", "slots_per_segment", "block_size",
+    "writes", "write_rows", "write_slots",
+    "sequences", "decode_rows", "lengths", "tables", "table_width", "first_items",
+    "items", "item_sequences", "partials", "work", "scale",
+)  # fmt: skip
+(
+    _THREAD_NUMBER, _THREAD_COUNT, _BARRIER,
+    _QUERY, _QUERY_ROW, _QUERY_HEAD, _KEY, _KEY_ROW, _KEY_HEAD, _VALUE, _VALUE_ROW, _VALUE_HEAD, _OUT,
+    _KEY_SEGMENTS, _VALUE_SEGMENTS, _SLOTS_PER_SEGMENT, _BLOCK_SIZE,
+    _WRITES, _WRITE_ROWS, _WRITE_SLOTS,
+    _SEQUENCES, _DECODE_ROWS, _LENGTHS, _TABLES, _TABLE_WIDTH, _FIRST_ITEMS,
+    _ITEMS, _ITEM_SEQUENCES, _PARTIALS, _WORK, _SCALE,
+) = (8 * place for place in range(len(TASK_FIELDS)))  # fmt: skip
+
+_MASKED = np.float32(-1e30)
+"""Score of a place past the end of a tile: its weight is exactly zero."""
+
+
+def work_floats(heads: int, k_dim: int) -> int:
+    """Scratch of one thread: the scaled query and the scores of one tile."""
+    return heads * (k_dim + TILE)
+
+
+@lru_cache(maxsize=None)
+def compile_decode(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
+    """The kernel ``void decode(task)`` for one head geometry, as a Numba ``cfunc``; takes a second the first time."""
+    heads = kv_heads * group
+    store_keys = _store_phase(kv_heads, k_dim, _KEY, _KEY_ROW, _KEY_HEAD, _KEY_SEGMENTS)
+    store_values = _store_phase(kv_heads, v_dim, _VALUE, _VALUE_ROW, _VALUE_HEAD, _VALUE_SEGMENTS)
+    attend = _attend_phase(kv_heads, group, k_dim, v_dim)
+    join = _join_phase(heads, v_dim)
+
+    @cfunc(types.void(types.int64), nopython=True)  # type: ignore[untyped-decorator]
+    def decode(task: int) -> None:
+        thread, threads = 0, 1
+        barrier = load_int(task + _BARRIER)
+        if barrier != 0:
+            thread, threads = call_address(load_int(task + _THREAD_NUMBER)), call_address(load_int(task + _THREAD_COUNT))
+        store_keys(task, thread, threads)
+        store_values(task, thread, threads)
+        if barrier != 0:
+            call_address(barrier)
+        attend(task, thread, threads)
+        if barrier != 0:
+            call_address(barrier)
+        join(task, thread, threads)
+
+    return decode
+
+
+def _store_phase(kv_heads: int, dim: int, source: int, row: int, head: int, segments: int) -> Any:
+    copy = vector_ops(dim).copy
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def store(task: int, thread: int, threads: int) -> None:
+        count, size = load_int(task + _WRITES), load_int(task + _SLOTS_PER_SEGMENT)
+        rows, slots = load_int(task + _WRITE_ROWS), load_int(task + _WRITE_SLOTS)
+        for i in range(count * thread // threads, count * (thread + 1) // threads):
+            slot = load_int(slots + 8 * i)
+            segment = slot // size
+            target = load_int(load_int(task + segments) + 8 * segment) + (slot - segment * size) * (4 * kv_heads * dim)
+            values = load_int(task + source) + load_int(rows + 8 * i) * load_int(task + row)
+            for h in range(kv_heads):
+                copy(target + 4 * dim * h, values + h * load_int(task + head))
+
+    return store
+
+
+def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
+    heads, partial = kv_heads * group, 4 * (v_dim + 2)
+    key_row, value_row = 4 * kv_heads * k_dim, 4 * kv_heads * v_dim
+    keys, values, tile = vector_ops(k_dim), vector_ops(v_dim), vector_ops(TILE)
+    scale_query, dot, add, add_four = keys.scale, keys.dot, values.add, values.add_four
+    clear, soften, total = values.scale, tile.soften, tile.total
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def place(task: int, segments: int, sequence: int, token: int, row: int) -> int:
+        """Address of a token's row."""
+        block_size, size = load_int(task + _BLOCK_SIZE), load_int(task + _SLOTS_PER_SEGMENT)
+        index = token // block_size
+        block = load_int(load_int(task + _TABLES) + 8 * (sequence * load_int(task + _TABLE_WIDTH) + index))
+        slot = block * block_size + token - index * block_size
+        segment = slot // size
+        return load_int(load_int(task + segments) + 8 * segment) + (slot - segment * size) * row
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def one_tile(task: int, sequence: int, start: int, count: int, out: int, work: int) -> None:
+        run = min(TILE, load_int(task + _BLOCK_SIZE))
+        query, scores = work, work + 4 * heads * k_dim
+        row = load_int(task + _QUERY) + load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(task + _QUERY_ROW)
+        for h in range(heads):
+            source = row + h * load_int(task + _QUERY_HEAD)
+            scale_query(query + 4 * k_dim * h, source, load_float(task + _SCALE))
+            for t in range(count, TILE):
+                store_float(scores + 4 * (TILE * h + t), _MASKED)
+        for first in range(0, count, run):
+            at = place(task, _KEY_SEGMENTS, sequence, start + first, key_row)
+            for t in range(first, min(first + run, count)):
+                for h in range(kv_heads):
+                    for g in range(group):
+                        head = h * group + g
+                        store_float(scores + 4 * (TILE * head + t), dot(query + 4 * k_dim * head, at + 4 * k_dim * h))
+                at += key_row
+        for h in range(heads):
+            clear(out + partial * h, query, np.float32(0.0))
+            store_float(out + partial * h + 4 * v_dim, soften(scores + 4 * TILE * h))
+            store_float(out + partial * h + 4 * v_dim + 4, total(scores + 4 * TILE * h))
+        for first in range(0, count, run):
+            at = place(task, _VALUE_SEGMENTS, sequence, start + first, value_row)
+            last = min(first + run, count)
+            quads = first + (last - first) // 4 * 4
+            for t in range(first, quads, 4):
+                for h in range(kv_heads):
+                    for g in range(group):
+                        head = h * group + g
+                        add_four(out + partial * head, at + 4 * v_dim * h, value_row, scores + 4 * (TILE * head + t))
+                at += 4 * value_row
+            for t in range(quads, last):
+                for head in range(heads):
+                    weight = load_float(scores + 4 * (TILE * head + t))
+                    add(out + partial * head, at + 4 * v_dim * (head // group), weight)
+                at += value_row
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def attend(task: int, thread: int, threads: int) -> None:
+        items = load_int(task + _ITEMS)
+        work = load_int(task + _WORK) + thread * (4 * heads * (k_dim + TILE))
+        for item in range(items * thread // threads, items * (thread + 1) // threads):
+            sequence = load_int(load_int(task + _ITEM_SEQUENCES) + 8 * item)
+            start = (item - load_int(load_int(task + _FIRST_ITEMS) + 8 * sequence)) * TILE
+            count = min(TILE, load_int(load_int(task + _LENGTHS) + 8 * sequence) - start)
+            one_tile(task, sequence, start, count, load_int(task + _PARTIALS) + item * heads * partial, work)
+
+    return attend
+
+
+def _join_phase(heads: int, v_dim: int) -> Any:
+    partial = 4 * (v_dim + 2)
+    ops = vector_ops(v_dim)
+    scale, add = ops.scale, ops.add
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def join(task: int, thread: int, threads: int) -> None:
+        units = load_int(task + _SEQUENCES) * heads
+        for unit in range(units * thread // threads, units * (thread + 1) // threads):
+            sequence = unit // heads
+            h = unit - sequence * heads
+            bounds = load_int(task + _FIRST_ITEMS) + 8 * sequence
+            first, last = load_int(bounds), load_int(bounds + 8)
+            top = _MASKED
+            for item in range(first, last):
+                top = max(top, load_float(load_int(task + _PARTIALS) + (item * heads + h) * partial + 4 * v_dim))
+            row = load_int(load_int(task + _DECODE_ROWS) + 8 * sequence)
+            out = load_int(task + _OUT) + (row * heads + h) * (4 * v_dim)
+            total = np.float32(0.0)
+            for item in range(first, last):
+                source = load_int(task + _PARTIALS) + (item * heads + h) * partial
+                weight = np.exp(load_float(source + 4 * v_dim) - top)
+                total += weight * load_float(source + 4 * v_dim + 4)
+                if item == first:
+                    scale(out, source, weight)
+                else:
+                    add(out, source, weight)
+            scale(out, out, np.float32(1.0) / total)
+
+    return join

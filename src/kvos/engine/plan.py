@@ -1,0 +1,269 @@
+"""Everything about a batch that is the same in all layers: computed once per forward, used once per layer.
+
+::
+
+    batch  ->  writes    where the new keys and values go
+               decodes   groups of sequences with one new row, of similar length, attended in one call
+               chunks    sequences with several new rows, one call each (more, when the chunk is long)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvos.engine.base import PackedBatch
+from kvos.errors import EngineContractError
+from kvos.storage import BlockPool
+from kvos.types import SlotIds
+
+__all__ = ["BatchPlan", "ChunkPlan", "DecodePlan", "SlotIndex", "Tile", "check_batch", "context_slots"]
+
+TILE_ROWS = 256
+"""Rows of a chunk that are attended at once where a mask is needed: bounds the mask to ``TILE_ROWS * context``."""
+
+DECODE_LENGTH_RATIO = 2
+"""Decodes share a call, padded, while the longest is at most this many times the shortest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    segment: int
+    inside: slice | torch.Tensor
+    rows: torch.Tensor | None
+
+
+class SlotIndex:
+    """Slots of a pool, resolved to segments and offsets once, to be read or written in every layer.
+
+    Args:
+        pool: whose slots they are.
+        slots: ``[tokens]`` slot ids. Neighbours in one segment become a slice: reading them copies nothing.
+    """
+
+    def __init__(self, pool: BlockPool, slots: SlotIds) -> None:
+        self._pool = pool
+        self._count = len(slots)
+        self._parts = tuple(self._split(slots))
+
+    def _split(self, slots: SlotIds) -> Iterator[_Part]:
+        if len(slots) == 0:
+            return
+        size = self._pool.blocks_per_segment * self._pool.layout.block_size
+        which = slots // size
+        first = int(which[0])
+        if (which == first).all():
+            yield _Part(first, self._inside(slots - first * size), None)
+            return
+        for segment in np.unique(which):
+            rows = np.flatnonzero(which == segment)
+            yield _Part(int(segment), self._inside(slots[rows] - segment * size), self._tensor(rows))
+
+    def _inside(self, offsets: SlotIds) -> slice | torch.Tensor:
+        start, count = int(offsets[0]), len(offsets)
+        if int(offsets[-1]) - start == count - 1 and (np.diff(offsets) == 1).all():
+            return slice(start, start + count)
+        return self._tensor(offsets)
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._pool.device)
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]``; views of the pool where possible."""
+        spec = self._pool.layout.layers[layer]
+        if len(self._parts) == 1:
+            return self._take(self._parts[0], layer)
+        options = {"dtype": self._pool.layout.dtype, "device": self._pool.device}
+        keys = torch.empty((self._count, spec.kv_heads, spec.k_dim), **options)
+        values = torch.empty((self._count, spec.kv_heads, spec.v_dim), **options)
+        for part in self._parts:
+            key, value = self._take(part, layer)
+            keys[part.rows] = key
+            values[part.rows] = value
+        return keys, values
+
+    def _take(self, part: _Part, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        segment = self._pool.segments[part.segment]
+        keys, values = segment.keys[layer].flatten(0, 1), segment.values[layer].flatten(0, 1)
+        if isinstance(part.inside, slice):
+            return keys[part.inside], values[part.inside]
+        return keys.index_select(0, part.inside), values.index_select(0, part.inside)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]`` into the pool."""
+        for part in self._parts:
+            segment = self._pool.segments[part.segment]
+            for target, source in ((segment.keys[layer], keys), (segment.values[layer], values)):
+                rows = source if part.rows is None else source.index_select(0, part.rows)
+                if isinstance(part.inside, slice):
+                    target.flatten(0, 1)[part.inside] = rows
+                else:
+                    target.flatten(0, 1).index_copy_(0, part.inside, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Sequences with one new row each.
+
+    Attributes:
+        rows: ``[sequences]`` rows of the batch.
+        index: ``sequences * width`` slots, each sequence padded to the longest with a slot of its own.
+        width: tokens of the longest.
+        mask: ``[sequences, 1, 1, width]``, zero or minus infinity; None when all are equally long.
+    """
+
+    rows: torch.Tensor
+    index: SlotIndex
+    width: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows ``start`` to ``stop`` of a chunk see the first ``context`` tokens; ``mask`` ``[rows, context]`` or None: causal."""
+
+    start: int
+    stop: int
+    context: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One sequence with several new rows.
+
+    Attributes:
+        start, stop: its rows of the batch.
+        index: slots of its whole context; None when these rows are the whole context and all of them are written, so
+            that the keys and values at hand are the ones in the blocks.
+        tiles: how the rows are cut.
+    """
+
+    start: int
+    stop: int
+    index: SlotIndex | None
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A batch over a pool, ready for the layers.
+
+    Attributes:
+        write_rows: rows to store, None for all of them.
+        writes: where they go.
+        decodes: groups of sequences with one row; empty when a compiled kernel does them.
+        chunks: sequences with several rows.
+    """
+
+    write_rows: torch.Tensor | None
+    writes: SlotIndex
+    decodes: tuple[DecodePlan, ...]
+    chunks: tuple[ChunkPlan, ...]
+
+    @classmethod
+    def of(cls, batch: PackedBatch, pool: BlockPool, *, group_decodes: bool = True) -> BatchPlan:
+        """Resolve a checked ``batch`` against ``pool``; ``group_decodes=False`` leaves decodes to a compiled kernel."""
+        rows = np.diff(batch.query_starts)
+        every_row = len(batch.write_rows) == batch.num_rows
+        return cls(
+            write_rows=None if every_row else torch.from_numpy(batch.write_rows).to(pool.device),
+            writes=SlotIndex(pool, batch.write_slots),
+            decodes=tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1))) if group_decodes else (),
+            chunks=tuple(_chunk(batch, pool, int(sequence)) for sequence in np.flatnonzero(rows > 1)),
+        )
+
+
+def check_batch(batch: PackedBatch, pool: BlockPool) -> None:
+    """Reject a batch that would read or write outside the pool.
+
+    Raises:
+        EngineContractError: names what contradicts what.
+    """
+    starts, lengths, size = batch.query_starts, batch.context_lengths, pool.layout.block_size
+    rows = np.diff(starts)
+    width = batch.block_tables.shape[1] * size
+    used = np.arange(batch.block_tables.shape[1]) * size < lengths[:, None]
+    tables = batch.block_tables[used]
+    checks = (
+        (batch.num_rows > 0 and len(starts) == len(lengths) + 1, "a batch needs rows, and one start per sequence"),
+        (starts[0] == 0 and starts[-1] == batch.num_rows, "query_starts must run from 0 to the number of rows"),
+        (bool((rows > 0).all()), "every sequence of a batch needs a row"),
+        (bool((lengths >= rows).all()), "a sequence has more rows than tokens to see"),
+        (bool((lengths <= width).all()), "a block table is shorter than its context"),
+        (bool(((tables >= 0) & (tables < pool.num_blocks)).all()), "a block table names a block that the pool lacks"),
+        (len(batch.write_rows) == len(batch.write_slots), "write_rows and write_slots differ in length"),
+        (_within(batch.write_rows, batch.num_rows), "write_rows lie outside the batch"),
+        (_within(batch.write_slots, pool.num_blocks * size), "write_slots lie outside the pool"),
+        (_within(batch.logit_rows, batch.num_rows), "logit_rows lie outside the batch"),
+        (len(batch.positions) == batch.num_rows, "positions and token_ids differ in length"),
+    )
+    for holds, message in checks:
+        if not holds:
+            raise EngineContractError(message)
+
+
+def _within(values: npt.NDArray[np.int64], limit: int) -> bool:
+    return len(values) == 0 or (int(values.min()) >= 0 and int(values.max()) < limit)
+
+
+def context_slots(table: npt.NDArray[np.int64], length: int, block_size: int) -> SlotIds:
+    """The slots ``[length]`` of a sequence's first ``length`` tokens, from its block table."""
+    blocks = table[: -(-length // block_size), None]
+    return np.asarray((blocks * block_size + np.arange(block_size)).reshape(-1)[:length], dtype=np.int64)
+
+
+def _decode_groups(batch: PackedBatch, pool: BlockPool, singles: npt.NDArray[np.int64]) -> Iterator[DecodePlan]:
+    by_length = singles[np.argsort(batch.context_lengths[singles], kind="stable")]
+    group: list[int] = []
+    for sequence in by_length:
+        if group and batch.context_lengths[sequence] > DECODE_LENGTH_RATIO * batch.context_lengths[group[0]]:
+            yield _decode_group(batch, pool, np.array(group))
+            group = []
+        group.append(int(sequence))
+    if group:
+        yield _decode_group(batch, pool, np.array(group))
+
+
+def _decode_group(batch: PackedBatch, pool: BlockPool, group: npt.NDArray[np.int64]) -> DecodePlan:
+    lengths = batch.context_lengths[group]
+    width = int(lengths.max())
+    slots = np.empty((len(group), width), dtype=np.int64)
+    for row, (sequence, length) in enumerate(zip(group, lengths, strict=True)):
+        own = context_slots(batch.block_tables[sequence], int(length), pool.layout.block_size)
+        slots[row, : len(own)] = own
+        slots[row, len(own) :] = own[0]
+    mask = None
+    if (lengths != width).any():
+        hidden = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(pool.device)
+        mask = _additive(hidden, pool.layout.dtype)[:, None, None, :]
+    rows = torch.from_numpy(batch.query_starts[group]).to(pool.device)
+    return DecodePlan(rows, SlotIndex(pool, slots.reshape(-1)), width, mask)
+
+
+def _chunk(batch: PackedBatch, pool: BlockPool, sequence: int) -> ChunkPlan:
+    start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
+    length = int(batch.context_lengths[sequence])
+    past = length - (stop - start)
+    written = np.searchsorted(batch.write_rows, (start, stop))
+    if past == 0:
+        index = None
+        if written[1] - written[0] < length:
+            index = SlotIndex(pool, context_slots(batch.block_tables[sequence], length, pool.layout.block_size))
+        return ChunkPlan(start, stop, index, (Tile(0, length, length, None),))
+    index = SlotIndex(pool, context_slots(batch.block_tables[sequence], length, pool.layout.block_size))
+    tiles = []
+    for first in range(0, stop - start, TILE_ROWS):
+        last = min(first + TILE_ROWS, stop - start)
+        seen = torch.arange(past + first, past + last, device=pool.device)[:, None]
+        hidden = torch.arange(past + last, device=pool.device) > seen
+        tiles.append(Tile(first, last, past + last, _additive(hidden, pool.layout.dtype)))
+    return ChunkPlan(start, stop, index, tuple(tiles))
+
+
+def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

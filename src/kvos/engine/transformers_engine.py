@@ -1,0 +1,157 @@
+"""The embedded engine: a Transformers decoder over block tables, prefill chunks and decodes in one packed row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvos.engine.attention import ATTENTION_NAME, FORWARD_KEYWORD, PackedForward, register
+from kvos.engine.base import Engine, EngineInfo, PackedBatch
+from kvos.engine.identity import model_identity
+from kvos.engine.kernels import Kernels, select_kernels
+from kvos.engine.plan import BatchPlan, check_batch
+from kvos.engine.support import check_model, layout_of
+from kvos.errors import EngineContractError
+from kvos.storage import BlockPool
+
+__all__ = ["TransformersEngine"]
+
+
+class TransformersEngine(Engine):
+    """Runs a supported model through the attention function of kvos. Engine thread only.
+
+    While it is open the model object is kvos's: its attention implementation is ``kvos`` and, on the CPU, its linear
+    layers compute from packed copies of the weights. ``close`` undoes both, and puts a model back into training mode
+    that came in it.
+
+    Args:
+        model: a supported model; checked here, before anything is changed.
+        block_size: tokens per block of the layout, one of ``BLOCK_SIZES``.
+        model_name: for messages and saved files.
+        owns_model: the caller keeps no use for the model but through this engine, so copies of weights that are packed
+            may be dropped to save memory. ``close`` brings them back.
+        kernels: ``auto`` takes what this machine has and what pays; ``generic`` is plain PyTorch; or a
+            ``Kernels`` to choose one by one.
+
+    Raises:
+        UnsupportedModelError: the model needs a feature that is missing; the text names it.
+        MissingDependencyError: a kernel was asked for by name and cannot be had.
+        EngineContractError: the trial run did not go through kvos in every layer; the model is as before.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        block_size: int = 16,
+        model_name: str = "model",
+        owns_model: bool = False,
+        kernels: Kernels | Literal["auto", "generic"] = "auto",
+    ) -> None:
+        dtype = check_model(model)
+        config = model.config
+        self.layout = layout_of(config, block_size, dtype)
+        self.info = EngineInfo(
+            model_name, config.vocab_size, config.max_position_embeddings, config.num_hidden_layers, dtype
+        )
+        self._model = model
+        self._device = model.device
+        self._pool: BlockPool | None = None
+        self._identity: str | None = None
+        self._was_training = model.training
+        self._attention_before = config._attn_implementation
+        self._closed = False
+        register()
+        self._kernels = select_kernels(kernels, model, self.layout, drop_plain_weights=owns_model)
+        try:
+            model.eval()
+            model.set_attn_implementation(ATTENTION_NAME)
+            self._trial_run()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def kernels(self) -> Kernels:
+        """What was chosen: every field names a kernel, none is ``auto``."""
+        return self._kernels.chosen
+
+    def attach(self, pool: BlockPool) -> None:
+        if pool.layout != self.layout:
+            raise EngineContractError(f"the pool's layout {pool.layout} is not that of the model, {self.layout}")
+        if pool.device.type != self._device.type:
+            raise EngineContractError(f"the pool is on {pool.device}, the model on {self._device}")
+        self._pool = pool
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> torch.Tensor:
+        """As the protocol says. The logits are an inference tensor: clone them to change them outside inference mode."""
+        if self._pool is None:
+            raise EngineContractError("the engine has no pool: attach one first")
+        return self._run(batch, self._pool)
+
+    def _run(self, batch: PackedBatch, pool: BlockPool) -> torch.Tensor:
+        if self._closed or self._model.config._attn_implementation != ATTENTION_NAME:
+            raise EngineContractError(
+                f"the model's attention is {self._model.config._attn_implementation!r}, not {ATTENTION_NAME!r}: "
+                "the engine was closed, or someone changed the model object"
+            )
+        check_batch(batch, pool)
+        kernel = self._kernels.decode_kernel(batch, pool)
+        plan = BatchPlan.of(batch, pool, group_decodes=kernel is None)
+        forward = PackedForward(plan, pool, kernel)
+        output = self._model(
+            input_ids=self._tensor(batch.token_ids.astype(np.int64))[None],
+            position_ids=self._tensor(batch.positions)[None],
+            use_cache=False,
+            return_dict=True,
+            logits_to_keep=self._tensor(batch.logit_rows),
+            **{FORWARD_KEYWORD: forward},
+        )
+        forward.finish()
+        logits: torch.Tensor = output.logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    @torch.inference_mode()
+    def _trial_run(self) -> None:
+        """Two chunks of two rows and a decode through every guard, in a pool of its own; also warms kernels up."""
+        pool = BlockPool(self.layout, max_blocks=1, blocks_per_segment=1, device=self._device)
+        pool.grow()
+        for start, stop in ((0, 2), (2, 4), (4, 5)):
+            rows = np.arange(stop - start)
+            logits = self._run(
+                PackedBatch(
+                    token_ids=np.zeros(stop - start, dtype=np.int32),
+                    positions=np.arange(start, stop),
+                    write_rows=rows,
+                    write_slots=np.arange(start, stop),
+                    query_starts=np.array([0, stop - start]),
+                    context_lengths=np.array([stop]),
+                    block_tables=np.array([[0]]),
+                    logit_rows=rows[-1:],
+                ),
+                pool,
+            )
+            if logits.shape != (1, self.info.vocab_size):
+                raise EngineContractError(f"one row gave logits of shape {tuple(logits.shape)}")
+
+    def identity(self) -> str:
+        if self._identity is None:
+            self._identity = model_identity(self._model.config, self._kernels.plain_weights())
+        return self._identity
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._kernels.undo()
+        if self._model.config._attn_implementation == ATTENTION_NAME:
+            self._model.set_attn_implementation(self._attention_before)
+        self._model.train(self._was_training)
+        self._pool = None

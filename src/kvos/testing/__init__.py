@@ -1,0 +1,5 @@
+"""Public fakes: small real parts to test code against that uses kvos. Production code never imports this."""
+
+from kvos.testing.models import toy_model, toy_tokenizer
+
+__all__ = ["toy_model", "toy_tokenizer"]

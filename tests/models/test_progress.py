@@ -1,0 +1,30 @@
+"""A bar where somebody watches, one line per phase where nobody does; always on stderr."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvos.models.progress import BarProgress
+
+
+def test_without_a_terminal_each_phase_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = BarProgress()
+    progress.begin("Downloading", 100)
+    progress.update(50)
+    progress.begin("Converting", None)
+    progress.end()
+    progress.end()
+    captured = capsys.readouterr()
+    assert captured.err.split() == ["Downloading", "Converting"]
+    assert captured.out == ""
+
+
+def test_on_a_terminal_the_bar_moves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    progress = BarProgress()
+    progress.begin("Downloading", 100)
+    progress.update(50)
+    progress.end()
+    text = capsys.readouterr().err
+    assert "Downloading" in text
+    assert "50%" in text
