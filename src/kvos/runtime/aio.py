@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvos.runtime.reply import AsyncReplyStream
 from kvos.runtime.report import SessionReport
 from kvos.runtime.session import Session, sampling_params
-from kvos.serving import SamplingParams, Usage
+from kvos.serving import Event, SamplingParams, Usage
 from kvos.sessions import MessageInput
 
 __all__ = ["AsyncSession"]
@@ -33,12 +33,11 @@ class AsyncSession:
     async def generate(self, params: SamplingParams | None = None, **settings: Any) -> AsyncReplyStream:
         """See ``Session.generate``; the stream is read with ``async for``, or awaited with ``result()``."""
         chosen = sampling_params(params, settings)
-        stream = AsyncReplyStream()
-        return stream.started(await asyncio.to_thread(self.sync.start_reply, chosen, stream.sink))
+        return await _started(lambda sink: self.sync.start_reply(chosen, sink))
 
     async def prefill(self) -> Usage:
         """See ``Session.prefill``."""
-        return await asyncio.to_thread(self.sync.prefill)
+        return (await (await _started(self.sync.start_prefill)).result()).usage
 
     async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[AsyncSession]:
         """See ``Session.fork``."""
@@ -60,3 +59,19 @@ class AsyncSession:
     async def close(self) -> None:
         """See ``Session.close``."""
         await asyncio.to_thread(self.sync.close)
+
+
+async def _started(start: Callable[[Callable[[Event], None]], Callable[[], None]]) -> AsyncReplyStream:
+    """Start a request beside the event loop. If the task is cancelled meanwhile, so is the request."""
+    stream = AsyncReplyStream()
+    starting = asyncio.ensure_future(asyncio.to_thread(start, stream.sink))
+    try:
+        return stream.started(await asyncio.shield(starting))
+    except asyncio.CancelledError:
+        starting.add_done_callback(_cancel_request)
+        raise
+
+
+def _cancel_request(starting: asyncio.Future[Callable[[], None]]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result()()

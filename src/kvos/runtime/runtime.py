@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +77,9 @@ class Runtime:
             limits=SessionLimits(_context(engine, config, pool), engine.info.vocab_size),
             sessions_folder=config.home / "sessions",
         )
+        # A daemon thread inside torch while the interpreter ends can crash it: end it first, if nobody did. Sessions
+        # hold the parts, so a runtime lives as long as its last session.
+        self._shut_down = weakref.finalize(self._parts, _shut_down, self._parts.thread, engine)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -175,8 +179,7 @@ class Runtime:
 
     def close(self) -> None:
         """Cancel what runs, end the engine thread, give the model object back as it was. Idempotent."""
-        self._parts.thread.stop()
-        self._parts.engine.close()
+        self._shut_down()
 
     def __enter__(self) -> Runtime:
         return self
@@ -226,6 +229,11 @@ def open_runtime(
         kernels=chosen.kernels,
     )
     return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)
+
+
+def _shut_down(thread: EngineThread, engine: Engine) -> None:
+    thread.stop()
+    engine.close()
 
 
 def _make_pool(engine: Engine, config: KvosConfig, device: torch.device) -> BlockPool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvos.errors import InvalidInputError, InvalidTokenError, SessionConflictError
+from kvos.errors import InvalidInputError, InvalidTokenError, KvosError, SessionConflictError
 from kvos.runtime.archive import export_session
 from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.reply import ReplyStream
@@ -160,7 +160,7 @@ class Session:
             InvalidInputError: an empty session.
             OutOfBlocksError, SessionBusyError, SessionClosedError
         """
-        return self._compute(None, on_progress).result().usage
+        return ReplyStream(self.start_prefill, on_progress).result().usage
 
     def score(self, tokens: npt.ArrayLike) -> torch.Tensor:
         """Add raw tokens and return the logits behind each of them, ``[tokens, vocab]`` (teacher forcing).
@@ -169,25 +169,26 @@ class Session:
         """
         ids = _token_ids(tokens)
         self.append_tokens(ids)
-        stream = self._compute(len(ids), None)
-        stream.result()
+        try:
+            stream = ReplyStream(lambda sink: self.start_prefill(sink, len(ids)))
+            stream.result()
+        except KvosError:
+            self._call(lambda core: self._inner.truncate_tokens(self._inner.sequence.num_tokens - len(ids)))
+            raise
         logits = stream.finished().logits
         if logits is None:
             raise RuntimeError("a scored request gave no logits")
         return logits
 
-    def _compute(self, last: int | None, on_progress: Callable[[int, int], None] | None) -> ReplyStream:
-        """Compute pending tokens, with the logits of the last ``last`` tokens."""
+    def start_prefill(self, sink: Sink, last: int | None = None) -> Callable[[], None]:
+        """Start computing what is pending, with the logits of the last ``last`` tokens; as ``start_reply``."""
 
-        def start(sink: Sink) -> Callable[[], None]:
-            def command(core: EngineCore) -> RequestId:
-                logits_from = None if last is None else self._inner.sequence.num_tokens - last
-                return core.prefill(self._inner, sink, logits_from)
+        def start(core: EngineCore) -> RequestId:
+            logits_from = None if last is None else self._inner.sequence.num_tokens - last
+            return core.prefill(self._inner, sink, logits_from)
 
-            request = self._call(command)
-            return lambda: self._parts.run(lambda core: core.cancel(request))
-
-        return ReplyStream(start, on_progress)
+        request = self._call(start)
+        return lambda: self._parts.run(lambda core: core.cancel(request))
 
     # -- forks, truncation, end ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Knows addresses, tokens and block ids; knows no tensors and no reference counts.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from kvos.sequences.hashing import BlockAddress
 from kvos.types import TokenIds
 
 __all__ = ["IndexEntry", "PrefixIndex"]
+
+REMEMBERED_EVICTIONS = 65_536
+"""Addresses of reclaimed blocks that are kept to explain later misses: 32 bytes each, a few megabytes in all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._entries: dict[BlockAddress, IndexEntry] = {}
         self._by_block: dict[int, IndexEntry] = {}
+        self._evicted: OrderedDict[BlockAddress, None] = OrderedDict()
         self._clock = 0
         self.collisions = 0
         """Addresses that were equal while the tokens were not; each was treated as a miss."""
@@ -83,10 +88,15 @@ class PrefixIndex:
         depth = 0 if parent is None else parent.depth + 1
         entry = IndexEntry(address, root, parent, tokens.copy(), block, depth, self._clock)
         self._entries[address] = entry
+        self._evicted.pop(address, None)
         self._by_block[block] = entry
         if parent is not None:
             parent.children += 1
         return entry
+
+    def was_evicted(self, address: BlockAddress) -> bool:
+        """Whether a block with this address was here, and had to leave; only the latest evictions are remembered."""
+        return address in self._evicted
 
     def entry_of(self, block: int) -> IndexEntry | None:
         """The entry that ``block`` is published under."""
@@ -118,6 +128,9 @@ class PrefixIndex:
         del self._by_block[entry.block]
         if entry.parent is not None:
             entry.parent.children -= 1
+        self._evicted[entry.address] = None
+        if len(self._evicted) > REMEMBERED_EVICTIONS:
+            self._evicted.popitem(last=False)
 
     @staticmethod
     def _candidate(entry: IndexEntry) -> EvictionCandidate:

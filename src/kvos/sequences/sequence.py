@@ -229,6 +229,13 @@ class SequenceCache:
         self._manager.counters.add("tokens_shared", gained)
         return gained
 
+    def next_was_evicted(self) -> bool:
+        """Whether the block behind the computed tokens was published once and has been reclaimed."""
+        following = self._num_computed // self._manager.block_size
+        if (following + 1) * self._manager.block_size > self.num_tokens:
+            return False
+        return self._manager.index.was_evicted(self._address(following))
+
     def _find_published(self, first: int) -> list[IndexEntry]:
         size = self._manager.block_size
         index = self._manager.index

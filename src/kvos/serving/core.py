@@ -192,6 +192,7 @@ class EngineCore:
             raise
         request.prompt_tokens = sequence.num_tokens
         request.reused = already + request.shared
+        request.met_eviction = sequence.next_was_evicted()
         # On a full hit the last token is computed again, without writing: its logits are needed.
         request.next_row = min(sequence.num_computed, sequence.num_tokens - 1)
         if request.logits_from is not None:

@@ -45,8 +45,9 @@ class FinishReason(Enum):
 class WhyComputed(Enum):
     """Why tokens of a prompt were computed and not taken from the cache."""
 
-    NOTHING = "everything was cached; only the last token was computed again, for its logits"
-    NEW_TOKENS = "these tokens are new in this session, and no session of this tenant has had them here before"
+    NOTHING = "everything was cached; at most the last token was computed again, for its logits"
+    NEW_TOKENS = "no full block of this tenant held these tokens behind this prefix"
+    EVICTED = "blocks with these tokens were cached, and were reclaimed when the pool was full"
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
 
 
@@ -131,6 +132,8 @@ class Request:
         next_row: the next one. Below ``sequence.num_computed`` it is computed without
             writing, for its logits.
         logits_from: first token whose logits are wanted; None for those of the last token alone.
+        lost_to_template: held tokens that had to go because the template rewrote them.
+        met_eviction: what had to be computed had been cached once.
         reply: the text so far, if this generates; ``sampling`` likewise.
         scored: logits of the wanted rows so far.
     """
@@ -146,6 +149,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     reservation: Reservation | None = None
     lost_to_template: int = 0
+    met_eviction: bool = False
     scored: list[torch.Tensor] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
@@ -171,6 +175,8 @@ class Request:
             why = WhyComputed.TEMPLATE_REWROTE_HISTORY
         elif self.reused == self.prompt_tokens:
             why = WhyComputed.NOTHING
+        elif self.met_eviction:
+            why = WhyComputed.EVICTED
         return Usage(
             prompt_tokens=self.prompt_tokens,
             reused_tokens=self.reused,

@@ -63,7 +63,8 @@ class EngineThread:
             if not self._stopping:
                 self._stopping = True
                 self._commands.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         with torch.no_grad():

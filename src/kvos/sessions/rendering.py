@@ -9,6 +9,7 @@ Runs on the caller's thread: templates and tokenisers are slow, and not ours.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -57,7 +58,7 @@ class Extension:
 
 
 class ChatRenderer:
-    """Renders with one tokenizer and its chat template. Any thread; keeps no state.
+    """Renders with one tokenizer and its chat template. Any thread.
 
     Raises:
         UnsupportedModelError: the tokenizer cannot say which characters a token stands for.
@@ -67,6 +68,8 @@ class ChatRenderer:
         if not tokenizer.is_fast:
             raise UnsupportedModelError("the tokenizer gives no character offsets; kvos needs a fast tokenizer")
         self._tokenizer = tokenizer
+        # Tokenizers change their truncation state inside a call, so two threads must not be in one.
+        self._lock = threading.Lock()
 
     def append(
         self,
@@ -162,7 +165,8 @@ class ChatRenderer:
 
     def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds]:
         """Token ids, and where each starts in ``text`` (characters, ascending)."""
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        with self._lock:
+            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(encoded["input_ids"], np.int32)
         starts = np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
         return ids, np.maximum.accumulate(starts) if len(starts) else starts
