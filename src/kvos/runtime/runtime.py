@@ -20,6 +20,7 @@ from kvos.models.memory import default_cache_bytes
 from kvos.runtime.aio import AsyncSession
 from kvos.runtime.archive import check_loadable, import_session
 from kvos.runtime.parts import RuntimeParts, check_name
+from kvos.runtime.published import StatsPublisher
 from kvos.runtime.report import (
     BlockReport,
     RuntimeStats,
@@ -77,9 +78,12 @@ class Runtime:
             limits=SessionLimits(_context(engine, config, pool), engine.info.vocab_size),
             sessions_folder=config.home / "sessions",
         )
+        thread = self._parts.thread
+        publisher = StatsPublisher(config.home / "run", lambda: thread.call(runtime_stats).as_dict())
+        publisher.start()
         # A daemon thread inside torch while the interpreter ends can crash it: end it first, if nobody did. Sessions
         # hold the parts, so a runtime lives as long as its last session.
-        self._shut_down = weakref.finalize(self._parts, _shut_down, self._parts.thread, engine)
+        self._shut_down = weakref.finalize(self._parts, _shut_down, publisher, thread, engine)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -231,7 +235,8 @@ def open_runtime(
     return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)
 
 
-def _shut_down(thread: EngineThread, engine: Engine) -> None:
+def _shut_down(publisher: StatsPublisher, thread: EngineThread, engine: Engine) -> None:
+    publisher.stop()
     thread.stop()
     engine.close()
 

@@ -1,0 +1,62 @@
+"""Where a command speaks: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+__all__ = ["error_console", "human_bytes", "human_seconds", "output_console", "printable", "working"]
+
+PIPED_WIDTH = 120
+"""Columns where there is no terminal to ask."""
+
+
+def output_console() -> Console:
+    """For results. Whatever styles say, it prints plain text where stdout is no terminal or ``NO_COLOR`` is set."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
+def error_console() -> Console:
+    """For progress, hints and errors."""
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on stderr that something takes a moment; on a terminal it moves, and is gone at the end."""
+    console = error_console()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what, spinner="dots"):
+        yield
+
+
+def human_bytes(count: float) -> str:
+    """``1.5 GiB``; binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """``85 ms``, ``1.2 s``, ``3 min``, ``5 h``, ``2 days``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 20 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters but tab and newline: a model's words must not steer the terminal."""
+    return "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else "\ufffd" for c in text)
