@@ -10,7 +10,7 @@ from kvos.policy import EvictionPolicy
 from kvos.sequences import BlockAddress, BlockHasher, BlockManager, Hasher, PrefixRoot, SequenceCache, WritePlan
 from kvos.storage import BlockPool, BlockStatus, Reservation
 from kvos.types import OwnerId, TokenIds
-from sequences.kv_values import BLOCK_SIZE, LAYOUT, codes_of, kv_of, stored_kv
+from sequences.kv_values import BLOCK_SIZE, LAYOUT, Run, assert_stored, codes_of, kv_of
 
 KEY = b"a key for tests"
 ALICE, BOB = OwnerId(1), OwnerId(2)
@@ -60,6 +60,10 @@ class Bench:
         self.compute(sequence)
         return sequence
 
+    def occupy(self, blocks: int) -> SequenceCache:
+        """Somebody else who holds ``blocks`` blocks."""
+        return self.computed(tokens_from(1_000_000, blocks * BLOCK_SIZE))
+
     def compute(self, sequence: SequenceCache, n: int | None = None, reservation: Reservation | None = None) -> None:
         """Write the KV of the next ``n`` pending tokens (default all)."""
         n = sequence.num_pending if n is None else n
@@ -79,15 +83,8 @@ class Bench:
         self.manager.check_invariants()
         for sequence in sequences:
             sequence.check_invariants()
-            n = sequence.num_computed
-            codes = codes_of(sequence.owner, sequence.tokens(0, n))
-            for layer in range(LAYOUT.num_layers):
-                for stored, expected in zip(
-                    stored_kv(self.pool, layer, sequence.block_table()),
-                    kv_of(layer, codes, np.arange(n)),
-                    strict=True,
-                ):
-                    np.testing.assert_array_equal(stored[:n], expected.numpy())
+            codes = codes_of(sequence.owner, sequence.tokens(0, sequence.num_computed))
+            assert_stored(self.pool, [Run(sequence.block_table(), codes)])
 
     def status(self, block: int) -> BlockStatus:
         return self.manager.allocator.blocks(np.array([block]))[0].status

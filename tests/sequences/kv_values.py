@@ -11,6 +11,8 @@ hashes or positions; ``stored_kv`` reads the pool's tensors by block and offset.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -67,3 +69,34 @@ def stored_kv(pool: BlockPool, layer: int, table: BlockIds) -> tuple[npt.NDArray
     keys = np.concatenate([segment.keys[layer].numpy() for segment in pool.segments])[table]
     values = np.concatenate([segment.values[layer].numpy() for segment in pool.segments])[table]
     return keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+
+
+def all_stored(pool: BlockPool, table: BlockIds) -> list[npt.NDArray[np.float64]]:
+    """``stored_kv`` of every layer, keys and values in turn; nothing for no blocks."""
+    if len(table) == 0:
+        return []
+    return [stored for layer in range(LAYOUT.num_layers) for stored in stored_kv(pool, layer, table)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens with these codes, which fill ``blocks`` from the front; the first stands at ``position``."""
+
+    blocks: BlockIds
+    codes: Codes
+    position: int = 0
+
+
+def assert_stored(pool: BlockPool, runs: Iterable[Run]) -> None:
+    """Every token of every run has the KV that a run of the model from scratch would have given it."""
+    runs = [run for run in runs if len(run.codes)]
+    if not runs:
+        return
+    blocks = np.concatenate([run.blocks[np.arange(len(run.codes)) // BLOCK_SIZE] for run in runs])
+    offsets = np.concatenate([np.arange(len(run.codes)) % BLOCK_SIZE for run in runs])
+    codes = np.concatenate([run.codes for run in runs])
+    positions = np.concatenate([run.position + np.arange(len(run.codes)) for run in runs])
+    for layer in range(LAYOUT.num_layers):
+        everything = stored_kv(pool, layer, np.arange(pool.num_blocks))
+        for stored, wanted in zip(everything, kv_of(layer, codes, positions), strict=True):
+            np.testing.assert_array_equal(stored[blocks * BLOCK_SIZE + offsets], wanted.numpy())

@@ -9,13 +9,12 @@ from kvos.errors import InvalidInputError, OutOfBlocksError
 from kvos.storage import BlockCounts, BlockStatus
 from kvos.types import BlockIds
 from sequences.bench import ALICE, BOB, Bench, tokens_from
-from sequences.kv_values import LAYOUT, stored_kv, tenants_in
+from sequences.kv_values import all_stored, tenants_in
 
 
 def tenants_of(bench: Bench, blocks: BlockIds) -> set[int]:
     """Whose bytes a holder of ``blocks`` could read."""
-    layers = range(LAYOUT.num_layers)
-    return set().union(*(tenants_in(stored) for layer in layers for stored in stored_kv(bench.pool, layer, blocks)))
+    return set().union(*(tenants_in(stored) for stored in all_stored(bench.pool, blocks)))
 
 
 # -- where blocks come from ------------------------------------------------------------------------------------------
@@ -70,8 +69,7 @@ def test_blocks_that_somebody_holds_are_never_reclaimed() -> None:
     bench = Bench(max_blocks=4)
     kept = bench.computed(tokens_from(0, 16))
     bench.computed(tokens_from(100, 16)).release()
-    bench.manager.allocate(2, ALICE)
-    bench.check(kept)
+    bench.check(kept, bench.occupy(2))
     with pytest.raises(OutOfBlocksError):
         bench.manager.allocate(1, ALICE)
 

@@ -36,10 +36,12 @@ from sequences.kv_values import (
     BLOCK_SIZE,
     LAYOUT,
     Codes,
+    Run,
+    all_stored,
+    assert_stored,
     codes_of,
     extend_codes,
     kv_of,
-    stored_kv,
     tenants_in,
 )
 
@@ -75,11 +77,13 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """Blocks that something outside reads, and what it must find in them until it ends."""
+    """Blocks that something outside reads, and the tokens whose KV it must find in them until it ends."""
 
-    blocks: BlockIds
-    slots: int
-    content: list[npt.NDArray[np.float64]]
+    run: Run
+
+    @property
+    def blocks(self) -> BlockIds:
+        return self.run.blocks
 
 
 class SequenceMachine(RuleBasedStateMachine):
@@ -101,6 +105,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.promises: dict[Reservation, int] = {}
         self.running: list[Transfer] = []
         self.published: set[Path] = set()
+        self.roots = {self.manager.hasher.root(root_of(owner)): owner for owner in (ALICE, BOB)}
 
     # -- the model's own view of the pool ----------------------------------------------------------------------------
 
@@ -212,7 +217,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def forget_reclaimed(self, reclaimed: int) -> None:
         """Which cached blocks leave is the policy's choice; how many is not."""
-        left = self.findable()
+        left = {self.path_of(entry) for entry in self.manager.index.entries()}
         assert left <= self.published
         if self.exact:
             assert len(self.published) - len(left) == reclaimed
@@ -344,9 +349,9 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(target=transfers, sequence=sequences)
     def begin_transfer(self, sequence: SequenceCache) -> Transfer:
-        slots = self.live[sequence].computed
-        blocks = sequence.block_table()[: -(-slots // BLOCK_SIZE)].copy()
-        transfer = Transfer(blocks, slots, self.content(blocks, slots))
+        codes = self.live[sequence].codes[: self.live[sequence].computed]
+        blocks = sequence.block_table()[: -(-len(codes) // BLOCK_SIZE)].copy()
+        transfer = Transfer(Run(blocks, codes))
         self.manager.allocator.begin_use(blocks)
         self.running.append(transfer)
         return transfer
@@ -355,12 +360,6 @@ class SequenceMachine(RuleBasedStateMachine):
     def end_transfer(self, transfer: Transfer) -> None:
         self.manager.allocator.end_use(transfer.blocks)
         self.running.remove(transfer)
-
-    def content(self, blocks: BlockIds, slots: int) -> list[npt.NDArray[np.float64]]:
-        if slots == 0:
-            return []
-        layers = range(LAYOUT.num_layers)
-        return [stored[:slots].copy() for layer in layers for stored in stored_kv(self.pool, layer, blocks)]
 
     @rule()
     def scrub_in_an_idle_moment(self) -> None:
@@ -376,27 +375,18 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_computed_slot_holds_what_a_run_from_scratch_would_write(self) -> None:
-        for sequence, expected in self.live.items():
-            if expected.computed:
-                for layer in range(LAYOUT.num_layers):
-                    wanted = kv_of(layer, expected.codes[: expected.computed], np.arange(expected.computed))
-                    stored = stored_kv(self.pool, layer, sequence.block_table())
-                    for have, want in zip(stored, wanted, strict=True):
-                        np.testing.assert_array_equal(have[: expected.computed], want.numpy())
+        assert_stored(self.pool, (Run(s.block_table(), e.codes[: e.computed]) for s, e in self.live.items()))
 
     @invariant()
     def no_table_reaches_another_tenants_bytes(self) -> None:
-        for sequence in self.live:
-            if len(sequence.block_table()):
-                for layer in range(LAYOUT.num_layers):
-                    for stored in stored_kv(self.pool, layer, sequence.block_table()):
-                        assert tenants_in(stored) <= {sequence.owner}
+        for owner in (ALICE, BOB):
+            blocks = {int(block) for s in self.live if s.owner == owner for block in s.block_table()}
+            for stored in all_stored(self.pool, np.array(sorted(blocks), np.int64)):
+                assert tenants_in(stored) <= {owner}
 
     @invariant()
     def what_a_transfer_reads_stays_as_it_was(self) -> None:
-        for transfer in self.running:
-            for have, want in zip(self.content(transfer.blocks, transfer.slots), transfer.content, strict=True):
-                np.testing.assert_array_equal(have, want)
+        assert_stored(self.pool, (transfer.run for transfer in self.running))
 
     @invariant()
     def tokens_positions_and_slots_are_looked_up_right(self) -> None:
@@ -419,16 +409,15 @@ class SequenceMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_findable_is_complete_and_true(self) -> None:
         """The index holds what was computed and not reclaimed, and each block what its path of tokens says."""
-        findable = self.findable()
+        paths = {entry.block: self.path_of(entry) for entry in self.manager.index.entries()}
+        findable = set(paths.values())
         assert findable == self.published if self.exact else findable <= self.published
-        for entry in self.manager.index.entries():
-            tokens = np.concatenate([part.tokens for part in self.path_of(entry)])
-            codes = codes_of(self.owner_of(entry), tokens)[-BLOCK_SIZE:]
-            positions = np.arange(len(tokens))[-BLOCK_SIZE:]
-            for layer in range(LAYOUT.num_layers):
-                stored = stored_kv(self.pool, layer, np.array([entry.block]))
-                for have, want in zip(stored, kv_of(layer, codes, positions), strict=True):
-                    np.testing.assert_array_equal(have, want.numpy())
+        assert len(findable) == len(paths)
+        runs = []
+        for block, (owner, tokens) in paths.items():
+            codes = codes_of(owner, np.array(tokens, np.int32))
+            runs.append(Run(np.array([block]), codes[-BLOCK_SIZE:], len(tokens) - BLOCK_SIZE))
+        assert_stored(self.pool, runs)
 
     @invariant()
     def equal_prefixes_of_a_tenant_share_their_full_blocks(self) -> None:
@@ -439,21 +428,14 @@ class SequenceMachine(RuleBasedStateMachine):
                     block = int(sequence.block_table()[i])
                     assert canonical.setdefault(expected.path(i + 1), block) == block
 
-    def findable(self) -> set[Path]:
-        paths = set()
-        for entry in self.manager.index.entries():
-            tokens = np.concatenate([part.tokens for part in self.path_of(entry)])
-            paths.add((self.owner_of(entry), tuple(tokens.tolist())))
-        return paths
-
-    def path_of(self, entry: IndexEntry) -> list[IndexEntry]:
-        path = [entry]
-        while path[0].parent is not None:
-            path.insert(0, path[0].parent)
-        return path
-
-    def owner_of(self, entry: IndexEntry) -> OwnerId:
-        return next(owner for owner in (ALICE, BOB) if self.manager.hasher.root(root_of(owner)) == entry.root)
+    def path_of(self, entry: IndexEntry) -> Path:
+        """Walks up to the root, which is compared with the roots of both tenants."""
+        tokens: list[int] = []
+        at: IndexEntry | None = entry
+        while at is not None:
+            tokens[:0] = at.tokens.tolist()
+            at = at.parent
+        return self.roots[entry.root], tuple(tokens)
 
     def teardown(self) -> None:
         """When everybody has left, every block is free or cached, and can be taken."""

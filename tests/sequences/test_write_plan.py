@@ -180,7 +180,7 @@ def test_out_of_blocks_changes_nothing() -> None:
 def test_a_write_takes_its_blocks_from_the_reservation() -> None:
     bench = Bench(max_blocks=4)
     reservation = bench.manager.reserve(3, ALICE)
-    bench.manager.allocate(1, ALICE)
+    bench.occupy(1)
     sequence = bench.open(tokens_from(0, 20))
     bench.compute(sequence, 9, reservation)
     assert bench.manager.allocator.reserved(reservation) == 1
@@ -205,7 +205,7 @@ def test_the_copy_of_a_shared_tail_comes_from_the_reservation_too() -> None:
     child.append(tokens_from(50, 9))
     assert child.blocks_needed(9) == 2
     reservation = bench.manager.reserve(2, ALICE)
-    bench.manager.allocate(1, ALICE)
+    bench.occupy(1)
     bench.compute(child, 9, reservation)
     assert bench.manager.allocator.reserved(reservation) == 0
     bench.check(parent, child)

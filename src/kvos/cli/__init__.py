@@ -1,4 +1,4 @@
-"""The command ``kvos``: speaks to people. Each command imports what it needs when it runs, so that help comes at once."""
+"""The command ``kvos``: speaks to people. A command imports what it needs when it runs, so that help comes at once."""
 
 from kvos.cli.app import app, main
 

@@ -43,9 +43,9 @@ app.command(help=CHAT_HELP, rich_help_panel=START)(chat)
 app.command(help=VERIFY_HELP, rich_help_panel=MEASURE)(verify)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 app.command(help=STATS_HELP, rich_help_panel=MEASURE)(stats)
+app.command(help=VERSION_HELP, rich_help_panel=MEASURE)(version)
 app.add_typer(model_app, name="model", rich_help_panel=KEEP)
 app.add_typer(sessions_app, name="sessions", rich_help_panel=KEEP)
-app.command(help=VERSION_HELP, rich_help_panel=KEEP)(version)
 
 
 @app.callback()

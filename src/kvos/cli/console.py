@@ -7,8 +7,18 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-__all__ = ["error_console", "human_bytes", "human_seconds", "output_console", "printable", "working"]
+__all__ = [
+    "counted",
+    "error_console",
+    "human_bytes",
+    "human_seconds",
+    "output_console",
+    "printable",
+    "short_dtype",
+    "working",
+]
 
+DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PIPED_WIDTH = 120
 """Columns where there is no terminal to ask."""
 
@@ -33,6 +43,11 @@ def working(what: str) -> Iterator[None]:
         return
     with console.status(what, spinner="dots"):
         yield
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 block``, ``1,200 blocks``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def human_bytes(count: float) -> str:
@@ -60,3 +75,8 @@ def human_seconds(seconds: float) -> str:
 def printable(text: str) -> str:
     """``text`` without control characters but tab and newline: a model's words must not steer the terminal."""
     return "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else "\ufffd" for c in text)
+
+
+def short_dtype(name: str) -> str:
+    """The field's name for one of torch's: ``bf16`` for ``bfloat16``; others stay as they are."""
+    return DTYPES.get(name, name)

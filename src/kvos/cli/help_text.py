@@ -16,12 +16,21 @@ HELP_SETTINGS: dict[str, Any] = {
 }
 """For every group of commands."""
 
+NARROW = 80
+"""Columns of a terminal that nobody widened."""
+
 
 def help_text(about: str, *examples: tuple[str, str], after: str = "") -> str:
     """Paragraphs, then a list of ``(command line, what it does)``."""
-    text = cleandoc(about)
+    paragraphs = [" ".join(paragraph.split()) for paragraph in cleandoc(about).split("\n\n")]
     if examples:
-        width = max(len(line) for line, _ in examples)
-        lines = [f"  [cyan]{line:<{width}}[/cyan]  [dim]{what}[/dim]" for line, what in examples]
-        text += "\n\n\b\n" + "\n".join(["[bold]Examples[/bold]", *lines])
-    return f"{text}\n\n{after}" if after else text
+        paragraphs.append("\b\n" + "\n".join(["[bold]Examples[/bold]", *_example_lines(examples)]))
+    return "\n\n".join([*paragraphs, after] if after else paragraphs)
+
+
+def _example_lines(examples: tuple[tuple[str, str], ...]) -> list[str]:
+    """Side by side where that fits into a narrow terminal, else one below the other."""
+    width, longest = max(len(line) for line, _ in examples), max(len(what) for _, what in examples)
+    if width + longest + 6 <= NARROW:
+        return [f"  [cyan]{line:<{width}}[/cyan]  [dim]{what}[/dim]" for line, what in examples]
+    return [text for line, what in examples for text in (f"  [cyan]{line}[/cyan]", f"      [dim]{what}[/dim]")]

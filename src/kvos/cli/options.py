@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +11,10 @@ from kvos.config import KvosConfig
 from kvos.models.catalogue import DEFAULT_MODEL
 from kvos.types import DType
 
-__all__ = ["DEFAULT_MODEL", "BlockSizeOption", "DeviceOption", "DTypeChoice", "DTypeOption", "ModelOption", "settings"]
+__all__ = ["DEFAULT_MODEL", "BlockSizeOption", "DTypeChoice", "DTypeOption", "DeviceOption", "ModelOption", "settings"]
 
 
-class DTypeChoice(str, Enum):
+class DTypeChoice(StrEnum):
     """``auto`` and the names of ``DType``."""
 
     AUTO = "auto"

@@ -150,7 +150,8 @@ def _is_over(path: Path) -> bool:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["closed"] is not None:
             return True
-        return abs(psutil.Process(record["pid"]).create_time() - record["process_started"]) > SAME_START_SECONDS
+        started: float = psutil.Process(record["pid"]).create_time()
+        return abs(started - float(record["process_started"])) > SAME_START_SECONDS
     except (ValueError, TypeError, KeyError, psutil.NoSuchProcess):
         return True  # what can't be read is what a killed process was writing
     except psutil.AccessDenied:

@@ -175,6 +175,10 @@ class Runtime:
         """Every block in use with what it holds of which session."""
         return self._call(block_report)
 
+    def inspect(self, work: Callable[[EngineCore], T]) -> T:
+        """Run ``work`` on the engine thread, between two steps; for measurements and tests. No stable API below it."""
+        return self._call(work)
+
     def check_invariants(self) -> None:
         """Raises AssertionError if the cache contradicts itself; for tests and for the curious."""
         self._call(lambda core: core.check_invariants())

@@ -6,6 +6,7 @@ once, publish what became full, sample, tell the callers.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import torch
 
 from kvos.counters import Counters
 from kvos.engine import Engine
-from kvos.errors import KvosError, OutOfBlocksError
 from kvos.sequences import BlockManager
 from kvos.serving.batch import Scheduled, pack
 from kvos.serving.params import SamplingParams
@@ -37,6 +37,8 @@ from kvos.sessions.session import CacheSession
 from kvos.types import SequenceId
 
 __all__ = ["EngineCore", "StepBudget"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,6 @@ class EngineCore:
             reply=ReplyText(self._decode, params.stop),
             sampling=SamplingState.start(params),
             eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
-            lost_to_template=lost,
         )
         self._admit(request, undo=session.drop_reply)
         if prompt is not None and prompt.rewritten and lost:
@@ -190,6 +191,7 @@ class EngineCore:
         except BaseException:
             undo()
             raise
+        request.lost_to_template = request.session.take_lost_tokens()
         request.prompt_tokens = sequence.num_tokens
         request.reused = already + request.shared
         request.met_eviction = sequence.next_was_evicted()
@@ -207,6 +209,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """Move every running request on by one forward pass; False if there was nothing to do."""
+        self._cancel_deserted()
         self._answer_from_known_logits()
         scheduled = self._schedule()
         if not scheduled:
@@ -232,7 +235,7 @@ class EngineCore:
             rows = min(request.rows_left, budget, self.budget.prefill_chunk)
             try:
                 item = self._schedule_rows(request, rows)
-            except OutOfBlocksError as error:
+            except Exception as error:  # noqa: BLE001 - no block, or no memory for a segment: only this request's
                 self._fail(request, error)
                 continue
             scheduled.append(item)
@@ -249,7 +252,10 @@ class EngineCore:
             request.shared += gained
             request.reused += gained
             self.counters.add("tokens_reused", gained)
-            request.next_row = min(sequence.num_computed, sequence.num_tokens - 1)
+            next_row = min(sequence.num_computed, sequence.num_tokens - 1)
+            if request.logits_from is not None:  # rows whose logits are wanted are computed, cached or not
+                next_row = min(next_row, max(request.next_row, request.logits_from))
+            request.next_row = next_row
 
     def _schedule_rows(self, request: Request, rows: int) -> Scheduled:
         sequence = request.session.sequence
@@ -271,10 +277,24 @@ class EngineCore:
             if not item.request.is_decoding:
                 self._tell_progress(item.request)
 
-    @staticmethod
-    def _tell_progress(request: Request) -> None:
+    def _tell_progress(self, request: Request) -> None:
         total = request.prompt_tokens - request.first_row
-        request.sink(PrefillProgress(request.next_row - request.first_row, total))
+        self._tell(request, PrefillProgress(request.next_row - request.first_row, total))
+
+    @staticmethod
+    def _tell(request: Request, event: Event) -> None:
+        """Give an event to the caller; one who can't take it (an event loop that was closed) gets no more."""
+        if request.deserted:
+            return
+        try:
+            request.sink(event)
+        except Exception as error:  # noqa: BLE001 - the caller's code, and not a reason to fail anybody else
+            _logger.warning("the reply on session %s is cancelled: its caller raised %r", request.session.id, error)
+            request.deserted = True
+
+    def _cancel_deserted(self) -> None:
+        for request in [request for request in self._requests.values() if request.deserted]:
+            self.cancel(request.id)
 
     def _abandon(self, scheduled: list[Scheduled], error: Exception) -> None:
         for item in scheduled:
@@ -328,12 +348,19 @@ class EngineCore:
         histories = [request.session.sequence.tokens() for request in requests]
         try:
             tokens = sample(logits, states, histories)
-        except KvosError as error:
-            for request in requests:
-                self._fail(request, error)
+        except Exception as error:  # noqa: BLE001 - the caller's, and only of the one whose logits or settings it is
+            self._sample_apart(requests, logits, error)
             return
         for request, token in zip(requests, tokens, strict=True):
             self._extend(request, token)
+
+    def _sample_apart(self, requests: list[Request], logits: torch.Tensor, error: Exception) -> None:
+        """Sampling them together failed: find out whose fault it is."""
+        if len(requests) == 1:
+            self._fail(requests[0], error)
+            return
+        for row, request in enumerate(requests):
+            self._sample([request], logits[row : row + 1])
 
     def _extend(self, request: Request, token: int) -> None:
         if request.first_token is None:
@@ -363,7 +390,7 @@ class EngineCore:
         return reached or request.session.sequence.num_tokens >= request.session.limits.max_tokens
 
     def _send_text(self, request: Request, text: str) -> None:
-        request.sink(TextDelta(text, tuple(request.unsent)))
+        self._tell(request, TextDelta(text, tuple(request.unsent)))
         request.unsent.clear()
 
     # -- endings -------------------------------------------------------------------------------------------------
@@ -371,12 +398,12 @@ class EngineCore:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         content = self._close_reply(request)
         scored = torch.cat(request.scored) if request.scored else None
-        request.sink(Finished(content, tuple(request.generated), reason, request.usage(), scored))
+        self._tell(request, Finished(content, tuple(request.generated), reason, request.usage(), scored))
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self.counters.add("requests_failed")
         self._close_reply(request)
-        request.sink(Failed(error))
+        self._tell(request, Failed(error))
 
     def _close_reply(self, request: Request) -> str:
         """Take the request out of the batch and leave its session idle, with what was generated so far."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 from kvos.errors import InvalidInputError
 
 __all__ = ["SamplingParams"]
+
+SMALLEST_TEMPERATURE = 1e-6
+"""Below this, logits divided by it leave the range of float32, and nothing but the likeliest token is ever drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +22,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to generate; None for as many as the context has room for.
-        temperature: 0 takes the most likely token (the default: the same input gives the same reply).
+        temperature: 0 takes the most likely token (the default: the same input gives the same reply), and so does
+            anything below 1e-6.
         top_p: keep the smallest set of tokens whose probability reaches this.
         top_k: keep this many tokens; 0 for all.
         min_p: keep tokens at least this likely, relative to the likeliest.
@@ -40,22 +47,42 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        _require("max_tokens", self.max_tokens, "at least 1", self.max_tokens is None or self.max_tokens >= 1)
+        for name, lowest in (("max_tokens", 1), ("top_k", 0), ("seed", 0)):
+            self._whole_number(name, lowest)
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            self._number(name)
         _require("temperature", self.temperature, "0 or more", 0 <= self.temperature < math.inf)
         _require("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1)
-        _require("top_k", self.top_k, "0 or more", self.top_k >= 0)
         _require("min_p", self.min_p, "from 0 to 1", 0 <= self.min_p <= 1)
         _require("repetition_penalty", self.repetition_penalty, "above 0", 0 < self.repetition_penalty < math.inf)
-        _require("stop", self.stop, "non-empty strings", all(isinstance(s, str) and s for s in self.stop))
-        seed_fits = self.seed is None or 0 <= self.seed < 2**63
+        seed_fits = self.seed is None or self.seed < 2**63
         _require("seed", self.seed, "from 0 to 2**63 - 1", seed_fits)
+        _require("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
+        listed = (self.stop,) if isinstance(self.stop, str) else self.stop
+        are_texts = isinstance(listed, Iterable) and all(isinstance(text, str) and text for text in listed)
+        _require("stop", self.stop, "non-empty strings", are_texts)
+        object.__setattr__(self, "stop", tuple(listed))
+
+    def _whole_number(self, name: str, lowest: int) -> None:
+        value = getattr(self, name)
+        if value is None and name != "top_k":
+            return
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = lowest - 1
+        is_whole = number >= lowest and not isinstance(value, bool)
+        _require(name, value, f"a whole number of at least {lowest}", is_whole)
+        object.__setattr__(self, name, number)
+
+    def _number(self, name: str) -> None:
+        value = getattr(self, name)
+        _require(name, value, "a number", isinstance(value, Real) and not isinstance(value, bool))
+        object.__setattr__(self, name, float(value))
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < SMALLEST_TEMPERATURE
 
 
 def _require(name: str, value: object, expected: str, is_met: bool) -> None:  # noqa: FBT001 - private, read as a phrase

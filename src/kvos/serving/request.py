@@ -135,7 +135,9 @@ class Request:
         lost_to_template: held tokens that had to go because the template rewrote them.
         met_eviction: what had to be computed had been cached once.
         reply: the text so far, if this generates; ``sampling`` likewise.
+        lost_to_template: tokens that the session held until the chat template rewrote them.
         scored: logits of the wanted rows so far.
+        deserted: the caller could not take an event; nobody listens any more.
     """
 
     id: RequestId
@@ -158,6 +160,7 @@ class Request:
     shared: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
+    deserted: bool = False
 
     @property
     def rows_left(self) -> int:
@@ -171,10 +174,10 @@ class Request:
     def usage(self) -> Usage:
         now = time.perf_counter()
         why = WhyComputed.NEW_TOKENS
-        if self.lost_to_template:
-            why = WhyComputed.TEMPLATE_REWROTE_HISTORY
-        elif self.reused == self.prompt_tokens:
+        if self.reused == self.prompt_tokens:
             why = WhyComputed.NOTHING
+        elif self.lost_to_template:
+            why = WhyComputed.TEMPLATE_REWROTE_HISTORY
         elif self.met_eviction:
             why = WhyComputed.EVICTED
         return Usage(

@@ -56,7 +56,8 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState], histories: Seq
         raise EngineContractError("the model's logits are not finite; try dtype fp32 or bf16")
     chosen: list[int] = tokens.tolist()
     for warpers, rows in _warping_groups(states).items():
-        probabilities = _warp(logits[rows], warpers).softmax(dim=-1)
+        # The likeliest token becomes 0, which changes no probability and keeps a small temperature from overflowing.
+        probabilities = _warp(logits[rows] - best[rows, None], warpers).softmax(dim=-1)
         for row, distribution in zip(rows, probabilities, strict=True):
             chosen[row] = int(torch.multinomial(distribution, 1, generator=states[row].generator))
     return chosen

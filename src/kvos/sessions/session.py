@@ -72,6 +72,7 @@ class CacheSession:
         self.parent = parent
         self.transcript = Transcript(revision=sequence.revision) if transcript is None else transcript
         self.state = SessionState.IDLE
+        self._lost_tokens = 0
         self._stamp()
 
     # -- adding --------------------------------------------------------------------------------------------------
@@ -94,6 +95,12 @@ class CacheSession:
         self.sequence.append(extension.tokens[common:])
         self.transcript = extension.transcript
         self._stamp()
+        self._lost_tokens += lost
+        return lost
+
+    def take_lost_tokens(self) -> int:
+        """Held tokens that had to go since the last call, because the template rewrote them."""
+        lost, self._lost_tokens = self._lost_tokens, 0
         return lost
 
     def append_tokens(self, tokens: TokenIds, kind: SpanKind, version: str | None = None) -> None:

@@ -1,0 +1,48 @@
+"""Plain Transformers with its own cache: the yardstick."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+__all__ = ["PlainDecoder", "plain_prefill_seconds"]
+
+
+@dataclass(slots=True)
+class PlainDecoder:
+    """A batch of equally long sequences that decodes greedily, as ``model.generate`` does in its loop."""
+
+    model: PreTrainedModel
+    cache: DynamicCache
+    last: torch.Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def start(cls, model: PreTrainedModel, prompts: torch.Tensor) -> PlainDecoder:
+        """Prefill ``prompts`` ``[sequences, tokens]``."""
+        cache = DynamicCache()
+        output = model(input_ids=prompts, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cls(model, cache, output.logits[:, -1].argmax(-1, keepdim=True))
+
+    @torch.inference_mode()
+    def step_seconds(self, steps: int) -> list[float]:
+        """Time of each of the next ``steps`` decode steps."""
+        seconds: list[float] = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            output = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            self.last = output.logits[:, -1].argmax(-1, keepdim=True)
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+
+@torch.inference_mode()
+def plain_prefill_seconds(model: PreTrainedModel, prompt: torch.Tensor) -> float:
+    """Time to prefill ``prompt`` ``[1, tokens]`` in one call, up to the last token's logits."""
+    begin = time.perf_counter()
+    output = model(input_ids=prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+    output.logits[:, -1].argmax(-1)
+    return time.perf_counter() - begin

@@ -1,0 +1,109 @@
+"""The model without any cache: what everything is compared with, and how much that varies by itself.
+
+The model object here must be one that no kvos engine has open: attention and linear layers are the library's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+import torch
+
+__all__ = ["NoiseFloor", "Reference", "cover", "spread"]
+
+MIN_PAIRS = 8
+
+
+class Reference:
+    """Plain runs of a Transformers model, one sequence a call, ``use_cache=False``."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        self._device = model.device
+        self.vocab_size: int = model.config.vocab_size
+        self.dtype: torch.dtype = model.dtype
+
+    def logits(self, ids: tuple[int, ...], first_row: int = 0) -> torch.Tensor:
+        """Logits behind tokens ``first_row`` to the end of ``ids``: ``[rows, vocab]``, never below float32."""
+        return self._run([ids], keep=len(ids) - first_row)[0]
+
+    @torch.inference_mode()
+    def _run(self, rows: list[tuple[int, ...]], *, keep: int, mask: torch.Tensor | None = None) -> torch.Tensor:
+        tokens = torch.tensor(rows, dtype=torch.long, device=self._device)
+        given = {} if mask is None else {"attention_mask": mask.to(self._device)}
+        output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=keep, **given)
+        logits: torch.Tensor = output.logits.cpu()
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def other_shapes(self, ids: tuple[int, ...], first_row: int, salt: int) -> Iterator[torch.Tensor]:
+        """The rows of ``logits(ids, first_row)`` from runs of other shapes; the last one is of the first half only."""
+        n, copies = len(ids), 2 + salt % 3
+        more = tuple((salt * 31 + 7 * i) % self.vocab_size for i in range(1, 6 + salt % 7))
+        with self._attention("eager"):
+            yield self.logits(ids, first_row)
+        yield self._run([ids] * copies, keep=n - first_row)[-1]
+        longer = n + len(more)
+        yield self._run([ids + more], keep=longer - first_row)[0, : n - first_row]
+        padding = torch.ones(2, longer, dtype=torch.long)
+        padding[0, n:] = 0
+        yield self._run([ids + (0,) * len(more), ids + more], keep=longer - first_row, mask=padding)[0, : n - first_row]
+        half = max(first_row + 1, n // 2)
+        yield self._run([ids[:half]], keep=half - first_row)[0]
+
+    @contextmanager
+    def _attention(self, name: str) -> Iterator[None]:
+        before = self._model.config._attn_implementation
+        self._model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(before)
+
+
+class NoiseFloor:
+    """How far runs without a cache lie apart when nothing but the shape of the run differs.
+
+    Attributes:
+        value: the largest difference of a logit between any two of them.
+        pairs: pairs of runs that were compared, ``sequences`` of how many sequences.
+    """
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._measured: set[tuple[int, ...]] = set()
+        self.value = 0.0
+        self.pairs = 0
+
+    @property
+    def sequences(self) -> int:
+        return len(self._measured)
+
+    def measure(self, ids: tuple[int, ...], first_row: int) -> None:
+        """Take rows ``first_row`` to the end of ``ids`` into account; does nothing for what it has seen."""
+        if ids in self._measured:
+            return
+        runs = [self._reference.logits(ids, first_row)]
+        runs += self._reference.other_shapes(ids, first_row, salt=self.sequences)
+        self.value = max(self.value, spread(runs))
+        self.pairs += len(list(combinations(runs, 2)))
+        self._measured.add(ids)
+
+
+def spread(runs: list[torch.Tensor]) -> float:
+    """The largest difference between any two of ``runs``, each ``[rows, vocab]``, over the rows that both have."""
+    pairs = [(one[: len(two)], two[: len(one)]) for one, two in combinations(runs, 2)]
+    if len(pairs) < MIN_PAIRS:
+        raise ValueError(f"a noise floor needs at least {MIN_PAIRS} pairs of runs, got {len(pairs)}")
+    return max(float((one - two).abs().max()) for one, two in pairs)
+
+
+def cover(sequences: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The fewest of ``sequences`` such that each is a prefix of one of them: in a causal model its rows are theirs."""
+    kept: list[tuple[int, ...]] = []
+    for ids in sorted(set(sequences), reverse=True):  # a longer one comes right before its prefixes
+        if not kept or kept[-1][: len(ids)] != ids:
+            kept.append(ids)
+    return kept
