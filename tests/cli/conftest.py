@@ -44,7 +44,9 @@ def runtime(home: Path) -> Iterator[Runtime]:
 def talk(runtime: Runtime) -> Talk:
     """``talk(["Hello", "/blocks"])``: what a chat with these lines prints."""
 
-    def say(lines: Iterable[str], *, max_tokens: int = 4, system: str | None = "Be brief.", load: str | None = None) -> str:
+    def say(
+        lines: Iterable[str], *, max_tokens: int = 4, system: str | None = "Be brief.", load: str | None = None
+    ) -> str:
         out = io.StringIO()
         console = Console(file=out, width=100, highlight=False, force_terminal=False)
         sampling = SamplingParams(max_tokens=max_tokens)

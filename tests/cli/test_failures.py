@@ -80,7 +80,7 @@ def test_a_reader_that_has_gone_is_no_news(home):
         (("chat", "--model", "/nowhere"), 2, "/nowhere"),
         (("chat", "--block-size", "17"), 2, "block_size is 17"),
         (("chat", "--system", "a", "--load", "b"), 2, "leave out --system"),
-        (("chat", "--temperature", "-1"), 2, "temperature"),
+        (("chat", "--temperature", "-1"), 2, "temperature is -1.0; it must be 0 or more"),
         (("stats", "--json", "--watch"), 2, "leave out --watch"),
         (("sing",), 2, "No such command"),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -16,6 +19,7 @@ __all__ = [
     "printable",
     "short_dtype",
     "working",
+    "write_json",
 ]
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -80,3 +84,13 @@ def printable(text: str) -> str:
 def short_dtype(name: str) -> str:
     """The field's name for one of torch's: ``bf16`` for ``bfloat16``; others stay as they are."""
     return DTYPES.get(name, name)
+
+
+def write_json(path: Path | None, data: Any) -> None:
+    """Write ``data`` for programs; nothing without a path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path is not None:
+        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,16 @@ from kvos.config import KvosConfig
 from kvos.models.catalogue import DEFAULT_MODEL
 from kvos.types import DType
 
-__all__ = ["DEFAULT_MODEL", "BlockSizeOption", "DTypeChoice", "DTypeOption", "DeviceOption", "ModelOption", "settings"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "BlockSizeOption",
+    "DTypeChoice",
+    "DTypeOption",
+    "DeviceOption",
+    "JsonOption",
+    "ModelOption",
+    "settings",
+]
 
 
 class DTypeChoice(StrEnum):
@@ -40,6 +50,12 @@ DeviceOption = Annotated[
 BlockSizeOption = Annotated[
     int | None,
     typer.Option("--block-size", metavar="TOKENS", help="Tokens per block: 8, 16, 32, 64 or 128.", show_default=False),
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", dir_okay=False, help="Write the figures there, as data.", show_default=False
+    ),
 ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvos.cli.console import output_console, working, write_json
 from kvos.cli.help_text import help_text
-from kvos.cli.options import DEFAULT_MODEL, DTypeOption, ModelOption
+from kvos.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, JsonOption, ModelOption, settings
 
 __all__ = ["VERIFY_HELP", "verify"]
 
@@ -22,8 +22,8 @@ VERIFY_HELP = help_text(
     """,
     ("kvos verify", "a quick look, in the dtype that kvos would choose"),
     ("kvos verify --dtype fp64 --rounds 200", "the logic alone, thoroughly"),
-    ("kvos verify --rounds 1 --seed 17", "one history again"),
-    after="Exit code 1 means a mismatch; the seed and the shortest history that shows it are printed.",
+    ("kvos verify --seed 17 --round 42 --rounds 1", "round 42 of seed 17 again"),
+    after="Exit code 1 means a mismatch; seed, round and the shortest history that shows it are printed.",
 )
 
 
@@ -31,7 +31,17 @@ def verify(
     model: ModelOption = DEFAULT_MODEL,
     dtype: DTypeOption = None,
     rounds: Annotated[int, typer.Option("--rounds", "-n", min=1, metavar="N", help="Random histories.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the first history.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the histories.")] = 0,
+    first_round: Annotated[int, typer.Option("--round", min=0, metavar="N", help="Begin with this round.")] = 0,
+    json_file: JsonOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """See ``VERIFY_HELP``."""
+    config = settings(dtype=dtype, device=device)
+    with working("Loading PyTorch ..."):
+        from kvos.models.progress import BarProgress
+        from kvos.verify import render_report, run_verify
+    report = run_verify(model, config=config, rounds=rounds, seed=seed, first_round=first_round, progress=BarProgress())
+    write_json(json_file, report.as_dict())
+    output_console().print(render_report(report))
+    raise typer.Exit(report.exit_code)

@@ -138,21 +138,26 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what has been silent for a day and belongs to no runtime any more."""
+    """Delete what belongs to no runtime any more: after a day, or at once if it is a closed one of this process."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEEP_ENDED_SECONDS and _is_over(path):
+            mine = path.name.startswith(f"{os.getpid()}-")
+            silent = time.time() - path.stat().st_mtime
+            if (mine or silent > KEEP_ENDED_SECONDS) and _is_over(path, if_unreadable=not mine):
                 path.unlink()
 
 
-def _is_over(path: Path) -> bool:
+def _is_over(path: Path, *, if_unreadable: bool) -> bool:
+    """Whether a file's runtime was closed or its process is gone. One that was just claimed is empty: unreadable."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["closed"] is not None:
             return True
         started: float = psutil.Process(record["pid"]).create_time()
         return abs(started - float(record["process_started"])) > SAME_START_SECONDS
-    except (ValueError, TypeError, KeyError, psutil.NoSuchProcess):
-        return True  # what can't be read is what a killed process was writing
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, TypeError, KeyError):
+        return if_unreadable
     except psutil.AccessDenied:
         return False

@@ -70,7 +70,7 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Several sessions, each extended piece by piece from a thread of its own."""
+    """Several sessions, each extended piece by piece from a thread of its own; by equal tokens if ``salt`` is even."""
 
     sessions: tuple[int, ...]
     salt: int

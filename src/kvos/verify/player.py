@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kvos.errors import OutOfBlocksError
-from kvos.runtime import Runtime, Session
+from kvos.runtime import Session
 from kvos.verify.histories import MESSAGES, SYSTEM_PROMPTS, salted_tokens, text_tokens
 from kvos.verify.observed import Fault, FaultKind, LogitRecord, Observation, TokenRecord
 from kvos.verify.operations import (
@@ -35,7 +35,7 @@ __all__ = ["Player"]
 
 MAX_SESSIONS = 7
 MAX_TOKENS = 96
-MAX_CHAT_TOKENS = 200
+MAX_CHAT_TOKENS = 120
 MAX_FILES = 5
 
 
@@ -121,7 +121,7 @@ class Player:
         """Do it; False if there was nothing to do it on."""
         match operation:
             case Open(text, tokens, silent):
-                self._extend(self._open(), self._text(text, tokens), silent)
+                return self._extend(self._open(), self._text(text, tokens), silent)
             case Twin(session, keep, salt, tokens):
                 return self._twin(self._pick(session), keep, self._salted(salt, tokens))
             case Extend(session, salt, tokens, silent):
@@ -225,8 +225,10 @@ class Player:
         if not lives:
             return False
         with ThreadPoolExecutor(len(lives)) as pool:
-            runs = [pool.submit(self._in_pieces, live, self._salted(salt + i, sum(pieces)), pieces)
-                    for i, live in enumerate(lives)]  # fmt: skip
+            runs = [
+                pool.submit(self._in_pieces, live, self._salted(salt + i * (salt % 2), sum(pieces)), pieces)
+                for i, live in enumerate(lives)
+            ]
         found = [run.result() for run in runs]
         self._seen.records += [record for records, _ in found for record in records]
         errors = [error for _, error in found if error is not None]
@@ -292,13 +294,16 @@ class Player:
         live.ids += generated
         self._seen.records.append(TokenRecord(self._step, tuple(live.ids), prompt))
 
-    @staticmethod
-    def _take_account(live: _Live) -> None:
+    def _take_account(self, live: _Live) -> None:
         """After a reply that failed: what it had generated stays, behind what was there."""
-        held = live.session.tokens.tolist()
-        if not live.is_chat and held[: len(live.ids)] != live.ids:
-            raise _WrongTokensError(f"a failed reply left {held} in {live.session.name}, there was {live.ids}")
+        held, before = live.session.tokens.tolist(), live.ids
         live.ids = held
+        if live.is_chat:
+            return
+        if held[: len(before)] != before:
+            raise _WrongTokensError(f"a failed reply left {held} in {live.session.name}, there was {before}")
+        if len(held) > len(before):
+            self._seen.records.append(TokenRecord(self._step, tuple(held), len(before)))
 
     def _chat(self, number: int, message: int, tokens: int) -> bool:
         chats = [live for live in self._live if live.is_chat and len(live.ids) < MAX_CHAT_TOKENS]

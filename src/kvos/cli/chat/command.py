@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvos.cli.console import output_console
+from kvos.cli.console import output_console, working
 from kvos.cli.help_text import help_text
 from kvos.cli.opening import open_model
 from kvos.cli.options import (
@@ -64,11 +64,11 @@ def chat(
         raise typer.BadParameter("a loaded session has its system message already; leave out --system")
     config = settings(dtype=dtype, device=device, block_size=block_size)
     text = system if system_file is None else system_file.read_text(encoding="utf-8").strip()
-    with open_model(model, config) as runtime:
+    with working("Loading PyTorch ..."):
         from kvos.cli.chat.lines import line_source
         from kvos.cli.chat.loop import ChatLoop
         from kvos.serving import SamplingParams
-
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with open_model(model, config) as runtime:
         console = output_console()
         ChatLoop(runtime, console, line_source(console), sampling=sampling, system=text, load=load).run()

@@ -99,10 +99,9 @@ class ChatLoop:
     def _greet(self) -> None:
         chat, stats = self._chat, self._chat.runtime.stats()
         room = human_bytes(stats.max_blocks * stats.block_size * stats.bytes_per_token)
-        chat.note(
-            f"{stats.model} in {short_dtype(stats.dtype)}, context {chat.runtime.max_context_tokens:,} tokens, KV cache "
-            f"up to {room} in blocks of {stats.block_size} tokens. /help lists what else there is."
-        )
+        context = f"context {chat.runtime.max_context_tokens:,} tokens"
+        cache = f"KV cache up to {room} in blocks of {stats.block_size} tokens"
+        chat.note(f"{stats.model} in {short_dtype(stats.dtype)}, {context}, {cache}. /help lists what else there is.")
 
     def _take_leave(self) -> None:
         counters = self._chat.runtime.stats().counters

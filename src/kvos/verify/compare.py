@@ -1,0 +1,168 @@
+"""What was delivered against what the model says without a cache, and the limit between noise and fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from kvos.verify.observed import Fault, FaultKind, LogitRecord, Observation, TokenRecord
+from kvos.verify.reference import NoiseFloor, Reference, cover
+
+__all__ = ["FP64_TOLERANCE", "NOISE_FACTOR", "Judge", "Tally"]
+
+FP64_TOLERANCE = 1e-6
+"""Of the largest logit, in float64: norms and RoPE of the library compute in float32 inside."""
+NOISE_FACTOR = 2.0
+"""Limit in a working dtype, in noise floors."""
+FIRST_FLOORS = 4
+FLOOR_EVERY = 25
+"""The floor is measured on a sequence of each of the first rounds, and then on one of every so many rounds."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was compared so far.
+
+    Attributes:
+        logit_rows: rows of the vocabulary's size, in ``runs`` reference runs.
+        tokens_compared: generated tokens that had to be equal.
+        tokens_skipped: those where the reference's two best logits lie within the limit.
+        largest_difference: of a logit.
+        largest_relative: the same, as a share of the largest logit of its comparison.
+    """
+
+    logit_rows: int = 0
+    runs: int = 0
+    tokens_compared: int = 0
+    tokens_skipped: int = 0
+    largest_difference: float = 0.0
+    largest_relative: float = 0.0
+
+
+@dataclass(slots=True)
+class Judge:
+    """Compares observations with runs of ``reference``.
+
+    Attributes:
+        floor: measured as the rounds go, on their own sequences.
+        tally: of everything that was judged with ``count``.
+    """
+
+    reference: Reference
+    floor: NoiseFloor = field(init=False)
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.floor = NoiseFloor(self.reference)
+
+    @property
+    def is_exact(self) -> bool:
+        """In float64 the limit is fixed; the floor is only for information."""
+        return self.reference.dtype == torch.float64
+
+    @property
+    def limit(self) -> float:
+        """Largest allowed difference of a logit; in float64 as a share of the largest logit."""
+        return FP64_TOLERANCE if self.is_exact else NOISE_FACTOR * self.floor.value
+
+    def judge(self, seen: Observation, *, round_number: int | None = None) -> Fault | None:
+        """The first fault in ``seen``, or None.
+
+        Args:
+            round_number: counts the comparison in ``tally``, and takes part in measuring the floor; None for neither.
+        """
+        records = seen.records
+        runs = {ids: _first_row(ids, records) for ids in cover(record.ids for record in records)}
+        if round_number is not None:
+            self._sample_floor(round_number, runs)
+        tally = self.tally if round_number is not None else Tally()
+        faults = [seen.fault] if seen.fault is not None else []
+        for ids, first_row in runs.items():
+            tally.runs += 1
+            expected = self.reference.logits(ids, first_row)
+            covered = [record for record in records if ids[: len(record.ids)] == record.ids]
+            for record in covered:
+                fault = self._compare(record, ids, first_row, expected, tally)
+                if fault is not None:
+                    faults.append(fault)
+        return min(faults, key=lambda fault: fault.operation, default=None)
+
+    def _sample_floor(self, number: int, runs: dict[tuple[int, ...], int]) -> None:
+        due = self.floor.sequences < FIRST_FLOORS or (not self.is_exact and number % FLOOR_EVERY == 0)
+        if due and runs:
+            ids = max(runs, key=lambda sequence: len(sequence) - runs[sequence])
+            self.floor.measure(ids, runs[ids])
+
+    def _compare(
+        self, record: LogitRecord | TokenRecord, ids: tuple[int, ...], first_row: int, expected: torch.Tensor, tally: Tally
+    ) -> Fault | None:
+        rows = expected[record.first_row - first_row : len(record.ids) - first_row]
+        if isinstance(record, LogitRecord):
+            compare: Callable[[], Fault | None] = lambda: self._logits_fault(record, rows, tally)  # noqa: E731
+        else:
+            compare = lambda: self._tokens_fault(record, rows, tally)  # noqa: E731
+        fault = compare()
+        if fault is None or self.is_exact:
+            return fault
+        self.floor.measure(ids, first_row)  # judged by the noise on these very ids and positions
+        return compare()
+
+    def _logits_fault(self, record: LogitRecord, rows: torch.Tensor, tally: Tally) -> Fault | None:
+        if record.logits.shape != rows.shape:
+            text = f"{tuple(record.logits.shape)} logits were delivered where {tuple(rows.shape)} were due"
+            return Fault(FaultKind.LOGITS, record.operation, text)
+        apart = (record.logits.to(rows.dtype) - rows).abs()
+        largest = float(rows.abs().max())
+        difference = float(apart.max())
+        tally.logit_rows += len(rows)
+        tally.largest_difference = _worse(tally.largest_difference, difference)
+        tally.largest_relative = _worse(tally.largest_relative, difference / largest)
+        measure = difference / largest if self.is_exact else difference
+        if measure <= self.limit:  # false for NaN
+            return None
+        row, entry = divmod(int(apart.nan_to_num(nan=torch.inf).argmax()), rows.shape[1])
+        text = (
+            f"logit {entry} behind token {record.start + row} of {len(record.ids)} is "
+            f"{float(record.logits[row, entry]):.9g}, without cache {float(rows[row, entry]):.9g}: "
+            f"difference {difference:.3g}, largest logit {largest:.3g}, limit {self._limit_text()}; "
+            f"{_wrong_rows(apart, rows, self)} of {len(rows)} rows are wrong"
+        )
+        return Fault(FaultKind.LOGITS, record.operation, text)
+
+    def _tokens_fault(self, record: TokenRecord, rows: torch.Tensor, tally: Tally) -> Fault | None:
+        for i, given in enumerate(record.ids[record.start :]):
+            best = rows[i].topk(2)
+            gap = float(best.values[0] - best.values[1])
+            if not self.is_exact and gap <= self.limit:
+                tally.tokens_skipped += 1
+                continue
+            tally.tokens_compared += 1
+            expected = int(best.indices[0])
+            if given != expected:
+                text = (
+                    f"token {record.start + i} was generated as {given}; without cache it is {expected}, "
+                    f"{gap:.3g} logits ahead of the next (limit {self._limit_text()})"
+                )
+                return Fault(FaultKind.TOKENS, record.operation, text)
+        return None
+
+    def _limit_text(self) -> str:
+        if self.is_exact:
+            return f"{self.limit:g} of the largest logit"
+        return f"{self.limit:.3g}, that is {NOISE_FACTOR:g} noise floors"
+
+
+def _wrong_rows(apart: torch.Tensor, rows: torch.Tensor, judge: Judge) -> int:
+    limit = judge.limit * float(rows.abs().max()) if judge.is_exact else judge.limit
+    return int((~(apart.amax(dim=1) <= limit)).sum())
+
+
+def _first_row(ids: tuple[int, ...], records: Iterable[LogitRecord | TokenRecord]) -> int:
+    return min(record.first_row for record in records if ids[: len(record.ids)] == record.ids)
+
+
+def _worse(known: float, new: float) -> float:
+    """The larger one; NaN is the worst."""
+    return known if known >= new else new
