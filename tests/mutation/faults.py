@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 __all__ = ["FAULTS", "PlantedFault"]
 
-MACHINE = "tests/sequences/test_sequence_machine.py"
+MACHINE = "tests/sequences/test_sequence_machine.py::TestSequenceMachine"
+COLLIDING_MACHINE = "tests/sequences/test_sequence_machine.py::TestCollidingSequenceMachine"
 
 
 @dataclass(frozen=True)
@@ -134,24 +135,28 @@ HASH_CONFIRMATION = (
         "sequences/prefix_index.py",
         " and np.array_equal(entry.tokens, tokens)",
         "",
+        (COLLIDING_MACHINE,),
     ),
     PlantedFault(
         "a match is not confirmed on its parent",
         "sequences/prefix_index.py",
         "return entry.parent is parent and entry.root",
         "return entry.root",
+        (COLLIDING_MACHINE,),
     ),
     PlantedFault(
         "a match is not confirmed on its root",
         "sequences/prefix_index.py",
         "entry.root == root and ",
         "",
+        (COLLIDING_MACHINE,),
     ),
     PlantedFault(
         "a match is not confirmed at all",
         "sequences/prefix_index.py",
         "if not self._confirmed(entry, root, parent, tokens):",
         "if False:",
+        (COLLIDING_MACHINE,),
     ),
     PlantedFault(
         "the address leaves out the parent",

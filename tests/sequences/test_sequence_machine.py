@@ -326,13 +326,15 @@ class SequenceMachine(RuleBasedStateMachine):
 
     # -- reservations, transfers, idle moments -----------------------------------------------------------------------
 
-    @rule(target=reservations, n=st.integers(1, 5), owner=st.sampled_from([ALICE, BOB]))
-    def reserve(self, n: int, owner: OwnerId) -> Reservation:
-        n = min(n, MAX_BLOCKS - self.unavailable())
+    @rule(target=reservations, sequence=sequences, promised=st.integers(1, 5), n=lengths)
+    def reserve(self, sequence: SequenceCache, promised: int, n: int) -> Reservation:
+        """What admission does; the first chunk comes at once, others perhaps later, and not all may be used."""
+        promised = min(promised, MAX_BLOCKS - self.unavailable())
         reclaimed = self.manager.counters["blocks_reclaimed"]
-        reservation = self.manager.reserve(n, owner)
+        reservation = self.manager.reserve(promised, sequence.owner)
         self.forget_reclaimed(self.manager.counters["blocks_reclaimed"] - reclaimed)
-        self.promises[reservation] = n
+        self.promises[reservation] = promised
+        self.compute_reserved(sequence, n, reservation)
         return reservation
 
     @rule(sequence=sequences, n=lengths, reservation=reservations)

@@ -50,6 +50,7 @@ class DynamicCacheEngine(Engine):
         # Transformers 5.24 gave the argument its new name.
         self._cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._was_training = model.training
+        self._closed = False
         model.eval()
 
     def attach(self, pool: BlockPool) -> None:
@@ -118,7 +119,7 @@ class DynamicCacheEngine(Engine):
         return self._identity
 
     def close(self) -> None:
-        if self._pool is not None or self._was_training:
+        if not self._closed:
+            self._closed = True
             self._pool = None
             self._model.train(self._was_training)
-            self._was_training = False

@@ -19,6 +19,10 @@ from kvos.storage import BlockPool
 
 __all__ = ["TransformersEngine"]
 
+_TRIAL_TOKENS = np.array([11, 7, 101, 53, 29])
+_TRIAL_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.2, torch.float16: 0.2}
+"""Of the largest logit. Wide: the run is there to find a wrong mask, scale or position, not to measure noise."""
+
 
 class TransformersEngine(Engine):
     """Runs a supported model through the attention function of kvos. Engine thread only.
@@ -31,8 +35,8 @@ class TransformersEngine(Engine):
         model: a supported model; checked here, before anything is changed.
         block_size: tokens per block of the layout, one of ``BLOCK_SIZES``.
         model_name: for messages and saved files.
-        owns_model: the caller keeps no use for the model but through this engine, so copies of weights that are packed
-            may be dropped to save memory. ``close`` brings them back.
+        owns_model: nobody uses the model but through this engine, so weights that were packed need no plain copy
+            beside them until ``close`` brings it back. Costs an ``identity`` at the start.
         kernels: ``auto`` takes what this machine has and what pays; ``generic`` is plain PyTorch; or a
             ``Kernels`` to choose one by one.
 
@@ -61,15 +65,18 @@ class TransformersEngine(Engine):
         self._device = model.device
         self._pool: BlockPool | None = None
         self._identity: str | None = None
-        self._was_training = model.training
+        self._modes = [(module, module.training) for module in model.modules()]
         self._attention_before = config._attn_implementation
         self._closed = False
+        if owns_model:
+            self.identity()  # while all weights are there
         register()
+        model.eval()
+        plain = self._plain_logits()
         self._kernels = select_kernels(kernels, model, self.layout, drop_plain_weights=owns_model)
         try:
-            model.eval()
             model.set_attn_implementation(ATTENTION_NAME)
-            self._trial_run()
+            self._trial_run(plain)
         except BaseException:
             self.close()
             raise
@@ -119,31 +126,41 @@ class TransformersEngine(Engine):
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
     @torch.inference_mode()
-    def _trial_run(self) -> None:
-        """Two chunks of two rows and a decode through every guard, in a pool of its own; also warms kernels up."""
+    def _plain_logits(self) -> torch.Tensor:
+        """What the untouched model says to the trial run's tokens: ``[rows, vocab]``."""
+        tokens = self._tensor(_TRIAL_TOKENS % self.info.vocab_size)[None]
+        logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _trial_run(self, plain: torch.Tensor) -> None:
+        """Two chunks and a decode through every guard, in a pool of its own, against the untouched model's logits."""
         pool = BlockPool(self.layout, max_blocks=1, blocks_per_segment=1, device=self._device)
         pool.grow()
+        tokens = np.asarray(_TRIAL_TOKENS % self.info.vocab_size, dtype=np.int32)
         for start, stop in ((0, 2), (2, 4), (4, 5)):
             rows = np.arange(stop - start)
-            logits = self._run(
-                PackedBatch(
-                    token_ids=np.zeros(stop - start, dtype=np.int32),
-                    positions=np.arange(start, stop),
-                    write_rows=rows,
-                    write_slots=np.arange(start, stop),
-                    query_starts=np.array([0, stop - start]),
-                    context_lengths=np.array([stop]),
-                    block_tables=np.array([[0]]),
-                    logit_rows=rows[-1:],
-                ),
-                pool,
+            batch = PackedBatch(
+                token_ids=tokens[start:stop],
+                positions=np.arange(start, stop),
+                write_rows=rows,
+                write_slots=np.arange(start, stop),
+                query_starts=np.array([0, stop - start]),
+                context_lengths=np.array([stop]),
+                block_tables=np.array([[0]]),
+                logit_rows=rows,
             )
-            if logits.shape != (1, self.info.vocab_size):
-                raise EngineContractError(f"one row gave logits of shape {tuple(logits.shape)}")
+            logits, expected = self._run(batch, pool), plain[start:stop]
+            difference = float((logits - expected).abs().max() / expected.abs().max())
+            if difference > _TRIAL_TOLERANCE[self.layout.dtype]:
+                raise EngineContractError(
+                    f"{self.info.model_name}: logits through kvos differ from the plain model's by {difference:.2g} of the "
+                    "largest; the model does something in attention that kvos does not know"
+                )
 
     def identity(self) -> str:
         if self._identity is None:
-            self._identity = model_identity(self._model.config, self._kernels.plain_weights())
+            self._identity = model_identity(self._model.config, dict(self._model.named_parameters()))
         return self._identity
 
     def close(self) -> None:
@@ -153,5 +170,6 @@ class TransformersEngine(Engine):
         self._kernels.undo()
         if self._model.config._attn_implementation == ATTENTION_NAME:
             self._model.set_attn_implementation(self._attention_before)
-        self._model.train(self._was_training)
+        for module, training in self._modes:
+            module.training = training
         self._pool = None

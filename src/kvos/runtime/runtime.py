@@ -67,7 +67,12 @@ class Runtime:
         core = EngineCore(
             engine,
             manager,
-            budget=StepBudget(config.max_batch_tokens, config.prefill_chunk_tokens, config.max_running),
+            budget=StepBudget(
+                tokens=config.max_batch_tokens,
+                prefill_chunk=config.prefill_chunk_tokens,
+                prefill_beside_decodes=config.prefill_beside_decodes_tokens,
+                sequences=config.max_running,
+            ),
             decode=_decoder(tokenizer),
             eos_ids=eos_ids,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -144,8 +145,10 @@ class Session:
     def start_reply(self, params: SamplingParams, sink: Sink) -> Callable[[], None]:
         """Start a reply whose events go to ``sink``, called on the engine thread; returns what cancels it."""
 
+        called_at = time.perf_counter()
+
         def start(core: EngineCore, prompt: Extension | None) -> RequestId:
-            return core.generate(self._inner, params, sink, prompt)
+            return core.generate(self._inner, params, sink, prompt, called_at=called_at)
 
         if self._is_raw():
             request = self._call(lambda core: start(core, None))

@@ -49,11 +49,13 @@ class StepBudget:
         tokens: new tokens of all sequences.
         prefill_chunk: new tokens of one sequence.
         sequences: sequences in one step.
+        prefill_beside_decodes: prompt tokens of all sequences while others decode, who wait for the step to end.
     """
 
     tokens: int
     prefill_chunk: int
     sequences: int
+    prefill_beside_decodes: int = 64
 
 
 class EngineCore:
@@ -95,8 +97,15 @@ class EngineCore:
         params: SamplingParams,
         sink: Callable[[Event], None],
         prompt: Extension | None = None,
+        *,
+        called_at: float | None = None,
     ) -> RequestId:
-        """Start a reply; ``prompt`` is the rendered generation prompt, None for a session of raw tokens.
+        """Start a reply.
+
+        Args:
+            sink: takes the events; called on this thread.
+            prompt: the rendered generation prompt; None for a session of raw tokens.
+            called_at: when the caller asked (``time.perf_counter``), from which the time to the first token counts.
 
         Raises:
             SessionBusyError, SessionClosedError, SessionConflictError: see ``CacheSession``.
@@ -112,6 +121,7 @@ class EngineCore:
             reply=ReplyText(self._decode, params.stop),
             sampling=SamplingState.start(params),
             eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
+            started=time.perf_counter() if called_at is None else called_at,
         )
         self._admit(request, undo=session.drop_reply)
         if prompt is not None and prompt.rewritten and lost:
@@ -227,12 +237,19 @@ class EngineCore:
     def _schedule(self) -> list[Scheduled]:
         waiting = sorted(self._requests.values(), key=lambda request: not request.is_decoding)
         budget = self.budget.tokens
+        someone_decodes = any(request.is_decoding for request in waiting)
+        prefill_budget = min(budget, self.budget.prefill_beside_decodes if someone_decodes else budget)
         scheduled: list[Scheduled] = []
         for request in waiting:
             if budget <= 0 or len(scheduled) >= self.budget.sequences:
                 break
             self._adopt_more(request)
             rows = min(request.rows_left, budget, self.budget.prefill_chunk)
+            if not request.is_decoding:
+                rows = min(rows, prefill_budget)
+                prefill_budget -= rows
+            if rows == 0:
+                continue
             try:
                 item = self._schedule_rows(request, rows)
             except Exception as error:  # noqa: BLE001 - no block, or no memory for a segment: only this request's

@@ -135,7 +135,6 @@ class Request:
         lost_to_template: held tokens that had to go because the template rewrote them.
         met_eviction: what had to be computed had been cached once.
         reply: the text so far, if this generates; ``sampling`` likewise.
-        lost_to_template: tokens that the session held until the chat template rewrote them.
         scored: logits of the wanted rows so far.
         deserted: the caller could not take an event; nobody listens any more.
     """

@@ -48,7 +48,6 @@ class KernelSet:
 
     def __init__(self, chosen: Kernels, model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool) -> None:
         self.chosen = chosen
-        self._model = model
         self._decode = None
         if chosen.attention == "numba":
             from kvos.engine.kernels.decode_step import NumbaDecode
@@ -66,10 +65,6 @@ class KernelSet:
         from kvos.engine.kernels.decode_step import NumbaDecodeStep
 
         return NumbaDecodeStep(self._decode, batch, pool, sequences)
-
-    def plain_weights(self) -> dict[str, torch.Tensor]:
-        """Every weight of the model by name, tied ones once."""
-        return dict(self._model.named_parameters())
 
     def undo(self) -> None:
         """Put the model's layers back. Idempotent."""

@@ -119,7 +119,8 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
 
     @njit(error_model="numpy")  # type: ignore[untyped-decorator]
     def one_tile(task: int, sequence: int, start: int, count: int, out: int, work: int) -> None:
-        run = min(TILE, load_int(task + _BLOCK_SIZE))
+        run = load_int(task + _BLOCK_SIZE)
+        run = run if run < TILE else TILE
         query, scores = work, work + 4 * heads * k_dim
         row = load_int(task + _QUERY) + load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(task + _QUERY_ROW)
         for h in range(heads):
@@ -129,7 +130,8 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
                 store_float(scores + 4 * (TILE * h + t), _MASKED)
         for first in range(0, count, run):
             at = place(task, _KEY_SEGMENTS, sequence, start + first, key_row)
-            for t in range(first, min(first + run, count)):
+            last = first + run if first + run < count else count
+            for t in range(first, last):
                 for h in range(kv_heads):
                     for g in range(group):
                         head = h * group + g
@@ -141,7 +143,7 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
             store_float(out + partial * h + 4 * v_dim + 4, total(scores + 4 * TILE * h))
         for first in range(0, count, run):
             at = place(task, _VALUE_SEGMENTS, sequence, start + first, value_row)
-            last = min(first + run, count)
+            last = first + run if first + run < count else count
             quads = first + (last - first) // 4 * 4
             for t in range(first, quads, 4):
                 for h in range(kv_heads):
@@ -162,7 +164,8 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
         for item in range(items * thread // threads, items * (thread + 1) // threads):
             sequence = load_int(load_int(task + _ITEM_SEQUENCES) + 8 * item)
             start = (item - load_int(load_int(task + _FIRST_ITEMS) + 8 * sequence)) * TILE
-            count = min(TILE, load_int(load_int(task + _LENGTHS) + 8 * sequence) - start)
+            left = load_int(load_int(task + _LENGTHS) + 8 * sequence) - start
+            count = left if left < TILE else TILE
             one_tile(task, sequence, start, count, load_int(task + _PARTIALS) + item * heads * partial, work)
 
     return attend
@@ -183,7 +186,8 @@ def _join_phase(heads: int, v_dim: int) -> Any:
             first, last = load_int(bounds), load_int(bounds + 8)
             top = _MASKED
             for item in range(first, last):
-                top = max(top, load_float(load_int(task + _PARTIALS) + (item * heads + h) * partial + 4 * v_dim))
+                here = load_float(load_int(task + _PARTIALS) + (item * heads + h) * partial + 4 * v_dim)
+                top = here if here > top else top
             row = load_int(load_int(task + _DECODE_ROWS) + 8 * sequence)
             out = load_int(task + _OUT) + (row * heads + h) * (4 * v_dim)
             total = np.float32(0.0)

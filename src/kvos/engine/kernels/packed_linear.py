@@ -6,7 +6,8 @@ plain weight at 2 to 16 rows, and never slower at one row or at hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -32,29 +33,32 @@ class PackedLinears:
 
     Args:
         model: its ``nn.Linear`` modules get a ``forward`` of their own, unless they have one already.
-        drop_plain: give up the plain weights where nothing else uses them; ``undo`` unpacks them again.
+        drop_plain: give up plain weights that nothing else uses; ``undo`` unpacks them again, bit by bit the same.
     """
 
     def __init__(self, model: nn.Module, *, drop_plain: bool = False) -> None:
         self._packed: dict[nn.Linear, torch.Tensor] = {}
-        self._shapes: dict[nn.Linear, torch.Tensor] = {}
-        self._names: dict[nn.Linear, str] = {}
-        linears = {
-            name: module
-            for name, module in model.named_modules()
-            if type(module) is nn.Linear and "forward" not in vars(module)
-        }
-        with torch.inference_mode():
-            for name, linear in linears.items():
-                weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS_HINT)
-                self._packed[linear] = weight
-                self._names[linear] = name
-                linear.forward = _packed_forward(weight, linear.bias, linear.out_features)
+        self._dropped: set[nn.Linear] = set()
+        users = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
+        for linear in model.modules():
+            if type(linear) is not nn.Linear or "forward" in vars(linear):
+                continue
+            with torch.inference_mode():
+                packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS_HINT)
+            self._packed[linear] = packed
+            linear.forward = _packed_forward(packed, linear.bias, linear.out_features)
+            if drop_plain and users[id(linear.weight)] == 1:
+                linear.weight.data = linear.weight.data.new_empty(0)
+                self._dropped.add(linear)
 
     def undo(self) -> None:
-        for linear in self._packed:
+        """Put every layer back. Idempotent."""
+        for linear, packed in self._packed.items():
             del linear.forward
+            if linear in self._dropped:
+                linear.weight.data = packed.to_dense()
         self._packed.clear()
+        self._dropped.clear()
 
 
 def _packed_forward(
