@@ -135,7 +135,7 @@ HASH_CONFIRMATION = (
         "sequences/prefix_index.py",
         " and np.array_equal(entry.tokens, tokens)",
         "",
-        (COLLIDING_MACHINE,),
+        ("tests/sequences/test_sharing.py",),
     ),
     PlantedFault(
         "a match is not confirmed on its parent",
@@ -276,6 +276,7 @@ EVICTION_AND_SCRUBBING = (
         "sequences/block_manager.py",
         "        allocation = self.allocator.claim(reservation, promised)\n        self._scrub(allocation.to_scrub)\n",
         "        allocation = self.allocator.claim(reservation, promised)\n",
+        ("tests/sequences/test_block_manager.py",),
     ),
     PlantedFault(
         "an idle moment marks blocks as scrubbed and does not scrub them",

@@ -162,6 +162,16 @@ def test_a_removed_entry_is_no_longer_found() -> None:
     assert len(index) == 0
 
 
+def test_an_entry_that_had_to_leave_is_remembered_until_it_comes_back() -> None:
+    index = PrefixIndex()
+    entry = insert(index, 1)
+    assert not index.was_evicted(entry.address)
+    index.remove_coldest(1, LRU(), everything)
+    assert index.was_evicted(entry.address)
+    insert(index, 1)
+    assert not index.was_evicted(entry.address)
+
+
 def test_asking_for_more_than_there_is_removes_all() -> None:
     index = PrefixIndex()
     insert(index, 2, insert(index, 1))

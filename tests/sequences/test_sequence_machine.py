@@ -208,6 +208,7 @@ class SequenceMachine(RuleBasedStateMachine):
         cached = sum(self.is_cached(entry.block) for entry in self.manager.index.entries())
         free = MAX_BLOCKS - self.unavailable() - cached
         plan = sequence.prepare_write(n, reservation)
+        self.no_table_reaches_another_tenants_bytes()  # before they are overwritten
         assert self.manager.counters["blocks_reclaimed"] - reclaimed == max(0, from_pool - free)
         self.forget_reclaimed(max(0, from_pool - free))
         return plan

@@ -128,6 +128,18 @@ def test_a_shared_block_is_not_written_by_a_sharer_that_turns_back() -> None:
     bench.check(first, second)
 
 
+def test_a_miss_after_an_eviction_can_be_told_from_a_miss_on_new_text() -> None:
+    bench = Bench(max_blocks=4)
+    bench.computed(tokens_from(0, 16)).release()
+    again, new, short = bench.open(tokens_from(0, 16)), bench.open(tokens_from(500, 16)), bench.open(tokens_from(0, 7))
+    assert not again.next_was_evicted()
+    bench.occupy(3)  # the second of the two cached blocks has to leave
+    assert again.adopt_prefix() == 8
+    assert again.next_was_evicted()
+    assert not new.next_was_evicted()
+    assert not short.next_was_evicted()
+
+
 # -- prefixes that are not -------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ from kvos.serving import (
 from kvos.sessions import CacheSession, ChatRenderer, SessionLimits
 from kvos.storage import BlockPool
 from kvos.testing import toy_model, toy_tokenizer
+from kvos.testing.models import TOY_VOCAB_SIZE
 
 TOLERANCE = 1e-6
 """Of the largest logit: norms and RoPE of the library compute in float32 inside."""
@@ -43,15 +44,15 @@ IM_END = 2
 
 
 @cache
-def reference() -> LlamaForCausalLM:
+def reference(vocab: int = TOY_VOCAB_SIZE) -> LlamaForCausalLM:
     """The toy model as the library has it; nothing of kvos touches this object."""
-    return toy_model(dtype=torch.float64)
+    return toy_model(dtype=torch.float64, vocab_size=vocab)
 
 
-def plain_logits(ids: Iterable[int]) -> torch.Tensor:
+def plain_logits(ids: Iterable[int], vocab: int = TOY_VOCAB_SIZE) -> torch.Tensor:
     """``[tokens, vocab]`` by the library, without any cache."""
     with torch.no_grad():
-        return reference()(torch.tensor([[int(i) for i in ids]]), use_cache=False).logits[0]
+        return reference(vocab)(torch.tensor([[int(i) for i in ids]]), use_cache=False).logits[0]
 
 
 def plain_greedy(ids: Iterable[int], n: int, eos: Sequence[int] = ()) -> list[int]:
@@ -67,7 +68,7 @@ def plain_greedy(ids: Iterable[int], n: int, eos: Sequence[int] = ()) -> list[in
 
 def assert_same_logits(got: torch.Tensor, ids: Iterable[int]) -> None:
     """``got`` are the logits behind the last ``len(got)`` of ``ids``."""
-    expected = plain_logits(ids)[-len(got) :]
+    expected = plain_logits(ids, got.shape[-1])[-len(got) :]
     assert got.shape == expected.shape
     worst = float((got - expected).abs().max() / expected.abs().max())
     assert worst < TOLERANCE, f"logits differ by {worst:.2e} of the largest"
@@ -79,24 +80,37 @@ def some_ids(n: int, seed: int = 0) -> list[int]:
 
 
 class SpyEngine(Engine):
-    """Passes batches on and keeps them."""
+    """Passes batches on and keeps them; on request it puts words into the model's mouth."""
 
     def __init__(self, engine: Engine) -> None:
         self.layout, self.info, self._engine = engine.layout, engine.info, engine
         self.batches: list[PackedBatch] = []
+        self._script: dict[int, int] = {}
 
     def attach(self, pool: BlockPool) -> None:
         self._engine.attach(pool)
 
     def forward(self, batch: PackedBatch) -> torch.Tensor:
         self.batches.append(batch)
-        return self._engine.forward(batch)
+        logits = self._engine.forward(batch)
+        lengths = batch.positions[batch.logit_rows] + 1
+        if self._script.keys().isdisjoint(lengths.tolist()):
+            return logits
+        logits = logits.clone()
+        for row, length in enumerate(lengths.tolist()):
+            if length in self._script:
+                logits[row, self._script[length]] = 1e6
+        return logits
 
     def identity(self) -> str:
         return self._engine.identity()
 
     def close(self) -> None:
         self._engine.close()
+
+    def say(self, sequence_length: int, ids: Sequence[int]) -> None:
+        """From now on the likeliest tokens behind a sequence of that length are ``ids``, one after the other."""
+        self._script = {sequence_length + place: token for place, token in enumerate(ids)}
 
     def rows(self) -> list[list[int]]:
         """Per step, the rows of each sequence."""
@@ -147,8 +161,9 @@ class Events(list[Event]):
 
 
 @cache
-def toy_engine(block_size: int) -> TransformersEngine:
-    return TransformersEngine(toy_model(dtype=torch.float64), block_size=block_size, kernels="generic")
+def toy_engine(block_size: int, vocab: int = TOY_VOCAB_SIZE) -> TransformersEngine:
+    model = toy_model(dtype=torch.float64, vocab_size=vocab)
+    return TransformersEngine(model, block_size=block_size, kernels="generic")
 
 
 class Bench:
@@ -167,7 +182,7 @@ class Bench:
         eos: Iterable[int] = (IM_END,),
     ) -> None:
         self.tokenizer = toy_tokenizer() if tokenizer is None else tokenizer
-        engine = toy_engine(block_size)
+        engine = toy_engine(block_size, len(self.tokenizer))
         self.engine = SpyEngine(engine if wrap is None else wrap(engine))
         pool = BlockPool(engine.layout, max_blocks=max_blocks, blocks_per_segment=blocks_per_segment)
         self.engine.attach(pool)
@@ -239,6 +254,16 @@ class Bench:
         events = self.generate(session, **settings)
         self.run()
         return events.finished
+
+    def say(self, session: CacheSession, ids: Sequence[int], **settings: Any) -> Events:
+        """A whole reply with these tokens."""
+        prompt = self.renderer.open_reply(session.transcript)
+        self.engine.say(prompt.keep + len(prompt.tokens), ids)
+        events = self.generate(session, **{"max_tokens": len(ids), **settings})
+        self.run()
+        self.engine.say(0, [])
+        assert list(events.finished.tokens) == list(ids)[: len(events.finished.tokens)]
+        return events
 
     def compute(self, session: CacheSession) -> Finished:
         events = self.prefill(session)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from kvos.cli.console import output_console, working
 from kvos.cli.help_text import help_text
+from kvos.cli.options import DEFAULT_MODEL, DTypeOption, JsonOption, ModelOption, settings
 
 __all__ = ["DEMO_HELP", "demo"]
 
@@ -21,10 +20,13 @@ DEMO_HELP = help_text(
     """,
     ("kvos demo", "a few minutes on two cores"),
     ("kvos demo --json demo.json", "the figures as data, too"),
+    after="Exit code 1 means that a reuse did not equal its recompute.",
 )
 
 
-def demo(
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
-) -> None:
+def demo(json_file: JsonOption = None, model: ModelOption = DEFAULT_MODEL, dtype: DTypeOption = None) -> None:
     """See ``DEMO_HELP``."""
+    chosen = settings(dtype=dtype).dtype
+    with working("Loading PyTorch ..."):
+        from kvos.demo import run_demo
+    raise typer.Exit(run_demo(model, dtype=str(chosen), json_path=json_file, console=output_console()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,7 @@ class TransformersEngine(Engine):
             beside them until ``close`` brings it back. Costs an ``identity`` at the start.
         kernels: ``auto`` takes what this machine has and what pays; ``generic`` is plain PyTorch; or a
             ``Kernels`` to choose one by one.
+        kernel_folder: where compiled kernels are kept between processes; None compiles in each (seconds).
 
     Raises:
         UnsupportedModelError: the model needs a feature that is missing; the text names it.
@@ -54,6 +56,7 @@ class TransformersEngine(Engine):
         model_name: str = "model",
         owns_model: bool = False,
         kernels: Kernels | Literal["auto", "generic"] = "auto",
+        kernel_folder: Path | None = None,
     ) -> None:
         dtype = check_model(model)
         config = model.config
@@ -73,7 +76,7 @@ class TransformersEngine(Engine):
         register()
         model.eval()
         plain = self._plain_logits()
-        self._kernels = select_kernels(kernels, model, self.layout, drop_plain_weights=owns_model)
+        self._kernels = select_kernels(kernels, model, self.layout, drop_plain_weights=owns_model, folder=kernel_folder)
         try:
             model.set_attn_implementation(ATTENTION_NAME)
             self._trial_run(plain)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from kvos.engine import Engine
-from kvos.errors import InvalidInputError
+from kvos.errors import EngineStoppedError, InvalidInputError
 from kvos.runtime.session_file import FileSessionStore
 from kvos.sequences import BlockManager, PrefixRoot, SequenceCache
 from kvos.serving import EngineCore, EngineThread
@@ -18,6 +20,9 @@ __all__ = ["RuntimeParts"]
 
 MAX_NAME = 200
 """Characters of a session's or tenant's name."""
+
+LONGEST_HEX = 200
+"""File systems take 255 bytes for a folder's name."""
 
 
 class RuntimeParts:
@@ -55,7 +60,7 @@ class RuntimeParts:
 
     def store(self, tenant: str) -> SessionStore:
         """Where a tenant's sessions are saved by name. Any thread."""
-        return FileSessionStore(self._sessions_folder / check_name("tenant", tenant).encode().hex())
+        return FileSessionStore(self._sessions_folder / _folder_name(check_name("tenant", tenant)))
 
     def open_session(self, core: EngineCore, name: str | None, tenant: str) -> CacheSession:
         """A new empty session. Engine thread."""
@@ -72,8 +77,9 @@ class RuntimeParts:
         return SequenceCache(manager, root, owner=owner, label=f"session {session_id}")
 
     def run(self, work: Callable[[EngineCore], object]) -> None:
-        """Send a command without waiting for it. Any thread."""
-        self.thread.submit(work)
+        """Send a command without waiting for it; after the runtime's end there is nothing left to do. Any thread."""
+        with contextlib.suppress(EngineStoppedError):
+            self.thread.submit(work)
 
 
 def check_name(what: str, name: str) -> str:
@@ -81,3 +87,9 @@ def check_name(what: str, name: str) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidInputError(f"a {what}'s name is 1 to {MAX_NAME} printable characters, got {name!r}")
     return name
+
+
+def _folder_name(tenant: str) -> str:
+    """A folder's name that no other tenant gets: the bytes of the name in hex, or a digest of a long one."""
+    name = tenant.encode().hex()
+    return name if len(name) <= LONGEST_HEX else "long-" + hashlib.sha256(tenant.encode()).hexdigest()

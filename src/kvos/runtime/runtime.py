@@ -14,7 +14,7 @@ import torch
 
 from kvos.config import KvosConfig
 from kvos.engine import Engine, TransformersEngine
-from kvos.errors import InvalidConfigError
+from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.models.load import LoadedModel, load_model
 from kvos.models.memory import default_cache_bytes
 from kvos.runtime.aio import AsyncSession
@@ -119,7 +119,9 @@ class Runtime:
         return AsyncSession(self.session(name, tenant=tenant))
 
     def get(self, name: str) -> Session:
-        """The open session of that name; raises SessionNotFoundError."""
+        """The open session of that name; raises SessionNotFoundError, or InvalidInputError if it isn't text."""
+        if not isinstance(name, str):
+            raise InvalidInputError(f"a session's name is text, got {name!r}")
         return Session(self._parts, self._call(lambda core: core.sessions.get(name)))
 
     def load(self, source: str | Path, *, name: str | None = None, tenant: str = DEFAULT_TENANT) -> Session:
@@ -241,7 +243,11 @@ def open_runtime(
         owns_model=loaded.owned,
         kernels=chosen.kernels,
     )
-    return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)
+    try:
+        return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _shut_down(publisher: StatsPublisher, thread: EngineThread, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -13,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvos.errors import InvalidInputError, InvalidTokenError, KvosError, SessionConflictError
+from kvos.errors import (
+    EngineStoppedError,
+    InvalidInputError,
+    InvalidTokenError,
+    KvosError,
+    SessionBusyError,
+    SessionClosedError,
+    SessionConflictError,
+)
 from kvos.runtime.archive import export_session
 from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.reply import ReplyStream
@@ -104,6 +113,7 @@ class Session:
         """
         parsed = parse_messages(messages)
         span_kind = None if kind is None else _span_kind(kind)
+        _check_version(version)
         self._with_rendering(
             lambda held: self._parts.renderer.append(held, parsed, kind=span_kind, version=version),
             self._apply,
@@ -171,26 +181,42 @@ class Session:
         Raises: as ``append_tokens`` and ``prefill``.
         """
         ids = _token_ids(tokens)
-        self.append_tokens(ids)
+        start = 0
+
+        def begin(sink: Sink) -> Callable[[], None]:
+            def command(core: EngineCore) -> RequestId:
+                nonlocal start
+                start = self._inner.sequence.num_tokens
+                self._inner.append_tokens(ids, SpanKind.USER)
+                try:
+                    return core.prefill(self._inner, sink, start)
+                except KvosError:
+                    self._inner.truncate_tokens(start)
+                    raise
+
+            request = self._call(command)
+            return lambda: self._parts.run(lambda core: core.cancel(request))
+
+        stream = ReplyStream(begin)
         try:
-            stream = ReplyStream(lambda sink: self.start_prefill(sink, len(ids)))
             stream.result()
         except KvosError:
-            self._call(lambda core: self._inner.truncate_tokens(self._inner.sequence.num_tokens - len(ids)))
+            with contextlib.suppress(SessionBusyError, SessionClosedError, EngineStoppedError):
+                self._call(lambda core: self._take_back(start, len(ids)))
             raise
         logits = stream.finished().logits
         if logits is None:
             raise RuntimeError("a scored request gave no logits")
         return logits
 
-    def start_prefill(self, sink: Sink, last: int | None = None) -> Callable[[], None]:
-        """Start computing what is pending, with the logits of the last ``last`` tokens; as ``start_reply``."""
+    def _take_back(self, start: int, n: int) -> None:
+        """Forget tokens ``start`` to ``start + n`` if they still are the last ones."""
+        if self._inner.sequence.num_tokens == start + n:
+            self._inner.truncate_tokens(start)
 
-        def start(core: EngineCore) -> RequestId:
-            logits_from = None if last is None else self._inner.sequence.num_tokens - last
-            return core.prefill(self._inner, sink, logits_from)
-
-        request = self._call(start)
+    def start_prefill(self, sink: Sink) -> Callable[[], None]:
+        """Start computing what is pending; as ``start_reply``."""
+        request = self._call(lambda core: core.prefill(self._inner, sink))
         return lambda: self._parts.run(lambda core: core.cancel(request))
 
     # -- forks, truncation, end ----------------------------------------------------------------------------------
@@ -205,7 +231,7 @@ class Session:
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidInputError(f"cannot fork into {n!r} children; at least 1")
-        if names is not None and (isinstance(names, str) or len(names) != n):
+        if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or len(names) != n):
             raise InvalidInputError(f"{n} children need {n} names, got {names!r}")
         wishes = [check_name("session", name) for name in names] if names is not None else [None] * n
         if self._call(lambda core: self._inner.sequence.num_pending):
@@ -244,8 +270,9 @@ class Session:
             self._parts.store(self.tenant).put(target, saved)
 
     def close(self) -> None:
-        """Cancel what runs and give the blocks back. Idempotent."""
-        self._call(lambda core: core.forget(self._inner))
+        """Cancel what runs and give the blocks back. Idempotent, also after the runtime's end."""
+        with contextlib.suppress(EngineStoppedError):
+            self._call(lambda core: core.forget(self._inner))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -281,6 +308,8 @@ def sampling_params(params: SamplingParams | None, settings: dict[str, Any]) -> 
     if params is not None:
         if settings:
             raise InvalidInputError("give either a SamplingParams or its fields as keywords, not both")
+        if not isinstance(params, SamplingParams):
+            raise InvalidInputError(f"expected SamplingParams or its fields as keywords, got {type(params).__name__}")
         return params
     names = [field.name for field in fields(SamplingParams)]
     for name in settings:
@@ -298,8 +327,20 @@ def _span_kind(kind: SpanKind | str) -> SpanKind:
         raise InvalidInputError(f"{kind!r} is no kind of span; one of {', '.join(SpanKind)}") from None
 
 
+def _check_version(version: object) -> None:
+    if version is None:
+        return
+    if not isinstance(version, str) or not version.isprintable():
+        raise InvalidInputError(f"a version is printable text, got {version!r}")
+
+
 def _token_ids(tokens: npt.ArrayLike) -> TokenIds:
-    values = np.asarray(tokens)
+    try:
+        values = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTokenError(f"token ids are a list of whole numbers: {error}") from error
+    if values.ndim != 1:
+        raise InvalidTokenError(f"token ids are a list of whole numbers, got {values.ndim} dimensions")
     if values.size and not np.issubdtype(values.dtype, np.integer):
         raise InvalidTokenError(f"token ids are whole numbers, got {values.dtype}")
     if values.size and (int(values.max()) > np.iinfo(np.int32).max or int(values.min()) < 0):

@@ -41,6 +41,9 @@ FORMAT = 1
 STALE_SECONDS = 3600
 """Age from which an unfinished file cannot be somebody's who is still writing."""
 
+LONGEST_FILE_NAME = 200
+"""A space takes three characters in a file's name, of which file systems take 255."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,119}")
 
 
@@ -134,7 +137,7 @@ class FileSessionStore:
         _sync_folder(self._folder)
 
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or len(quote(name, safe="")) > LONGEST_FILE_NAME:
             raise InvalidInputError(
                 f"{name!r} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', '_' and "
                 "'-', beginning with a letter or digit"

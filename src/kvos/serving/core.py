@@ -113,7 +113,6 @@ class EngineCore:
             InvalidInputError: the session holds no tokens to go on from.
             OutOfBlocksError: the prompt does not fit; the session is as before.
         """
-        lost = session.begin_reply(prompt)
         request = Request(
             RequestId(next(self._request_ids)),
             session,
@@ -123,6 +122,7 @@ class EngineCore:
             eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
             started=time.perf_counter() if called_at is None else called_at,
         )
+        lost = session.begin_reply(prompt)  # last: whatever raises above must not leave the session busy
         self._admit(request, undo=session.drop_reply)
         if prompt is not None and prompt.rewritten and lost:
             self.counters.add("history_rewritten")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvos.errors import SessionFileDamagedError
-from kvos.sessions.messages import Message
+from kvos.sessions.messages import Message, parse_messages
 from kvos.sessions.spans import Span, SpanKind, Transcript
 
 __all__ = ["SessionManifest"]
@@ -45,9 +45,9 @@ class SessionManifest:
         """
         try:
             manifest = cls._parse(json.loads(text))
-        except (KeyError, TypeError, ValueError) as error:
+            manifest._check()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SessionFileDamagedError(f"the session's manifest cannot be read: {error!r}") from error
-        manifest._check()
         return manifest
 
     @classmethod
@@ -60,11 +60,25 @@ class SessionManifest:
         return cls(**fields, transcript=Transcript(messages, spans, transcript["text"]))
 
     def _check(self) -> None:
-        spans, messages = self.transcript.spans, self.transcript.messages
+        """Raises ValueError if the parts have the wrong types or contradict each other."""
+        transcript = self.transcript
+        spans = transcript.spans
         edges = [0, *(span.end for span in spans)]
-        in_order = all(span.start == edge and span.end >= edge for span, edge in zip(spans, edges, strict=False))
-        numbered = all(span.id == number for number, span in enumerate(spans))
-        if not (in_order and numbered and edges[-1] == self.num_tokens and 0 <= self.num_computed <= self.num_tokens):
-            raise SessionFileDamagedError("the session's spans do not cover its tokens")
-        if messages and len(messages) != len(spans):
-            raise SessionFileDamagedError("the session has another number of messages than of spans")
+        text_edges = [0, *(span.text_end for span in spans)]
+        texts = (self.name, self.tenant, transcript.text, *(span.role for span in spans))
+        numbers = (self.num_computed, self.num_tokens, *edges, *text_edges)
+        rules = (
+            (all(isinstance(text, str) for text in texts), "a text is not a text"),
+            (all(type(number) is int for number in numbers), "a count is not a whole number"),
+            (all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False)), "gaps"),
+            (all(span.id == number for number, span in enumerate(spans)), "spans out of order"),
+            (edges[-1] == self.num_tokens, "the spans do not cover the tokens"),
+            (0 <= self.num_computed <= self.num_tokens, "more computed tokens than tokens"),
+            (text_edges == sorted(text_edges) and text_edges[-1] <= len(transcript.text), "spans beyond the text"),
+            (len(transcript.messages) in (0, len(spans)), "another number of messages than of spans"),
+        )
+        for holds, problem in rules:
+            if not holds:
+                raise ValueError(problem)
+        if transcript.messages:
+            parse_messages([message.as_dict() for message in transcript.messages])

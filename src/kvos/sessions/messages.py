@@ -44,7 +44,7 @@ def parse_messages(messages: MessageInput) -> tuple[Message, ...]:
     """Check and freeze.
 
     Raises:
-        InvalidMessageError: the list is empty, a role is unknown, content is null, empty or not text.
+        InvalidMessageError: the list is empty, a role is unknown, content is null, empty (but for an assistant's) or not text.
     """
     listed: object = [messages] if isinstance(messages, Mapping) else messages
     if isinstance(listed, str) or not isinstance(listed, Sequence):
@@ -65,20 +65,21 @@ def _parse(number: int, message: Mapping[str, Any]) -> Message:
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
     if content is None and not (role == "assistant" and extra.get("tool_calls")):
         raise InvalidMessageError(f"{where} ({role}) has null content; only an assistant's tool calls may")
+    if content == "" and role != "assistant":  # a model may say nothing, and callers send back what it said
+        raise InvalidMessageError(f"{where} ({role}) has empty content")
     if content is not None:
         _check_text(f"{where} ({role})", content)
     try:
         packed = json.dumps(extra, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidMessageError(f"{where} ({role}) has a field that is not JSON: {error}") from error
+    _check_text(f"{where} ({role})", packed)
     return Message(str(role), content, packed)
 
 
 def _check_text(where: str, content: object) -> None:
     if not isinstance(content, str):
         raise InvalidMessageError(f"{where} has content of type {type(content).__name__}; expected text")
-    if content == "":
-        raise InvalidMessageError(f"{where} has empty content")
     try:
         content.encode()
     except UnicodeEncodeError as error:

@@ -46,8 +46,9 @@ class SessionRegistry:
         self._sessions[session.id] = session
 
     def remove(self, session: CacheSession) -> None:
-        """The pair of ``add``. Idempotent."""
-        self._sessions.pop(session.id, None)
+        """The pair of ``add``. Idempotent, even when another session has got the name meanwhile."""
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
 
     def get(self, name: str) -> CacheSession:
         """Raises SessionNotFoundError if no open session has this name."""

@@ -24,6 +24,9 @@ from kvos.types import TokenIds
 
 __all__ = ["ChatRenderer", "Extension", "Tokenizer"]
 
+MARKS = ("\u241e", "\u241f")
+"""Characters that stand for a message's content while its end is looked for: one that the content does not end with."""
+
 
 class Tokenizer(Protocol):
     """What kvos needs of a Transformers tokenizer."""
@@ -144,24 +147,36 @@ class ChatRenderer:
         return str(text)
 
     def _message_ends(self, messages: Sequence[Message], text: str, held: Transcript) -> list[int]:
-        """Characters up to the end of each message in ``text``."""
-        ends: list[int] = []
-        for number in range(len(messages)):
-            ends.append(len(text) if number == len(messages) - 1 else self._message_end(messages, number, text, ends))
-        return ends
+        """Characters up to the end of each message in ``text``; what is settled in ``held`` is not rendered again."""
+        agreed = _agreement(held, text)[1]
+        ends = [span.text_end for span in held.spans[:-1] if span.text_end <= agreed]
+        for number in range(len(ends), len(messages) - 1):
+            ends.append(max(self._message_end(messages, number, text), ends[-1] if ends else 0))
+        return [*ends, len(text)] if messages else []
 
-    def _message_end(self, messages: Sequence[Message], number: int, text: str, ends: list[int]) -> int:
-        """Where message ``number`` ends: by rendering up to it, or behind its content if the template can't do that."""
-        after = ends[-1] if ends else 0
-        try:
-            part = self._render(messages[: number + 1])
-        except InvalidMessageError:
-            part = None
-        if part is not None and len(part) >= after and text.startswith(part):
+    def _message_end(self, messages: Sequence[Message], number: int, text: str) -> int:
+        """Where message ``number`` ends: by rendering up to it, or by where another text in its place would end."""
+        part = self._render_if_possible(messages[: number + 1])
+        if part is not None and text.startswith(part):
             return len(part)
-        content = (messages[number].content or "").strip()
-        found = text.find(content, after)
-        return after if found < 0 else found + len(content)
+        last = len(messages) - 1
+        body, last_body = self._body_end(messages, number, text), self._body_end(messages, last, text)
+        closing = text[last_body:]  # what a template puts behind each message
+        return body + len(closing) if text.startswith(closing, body) else body
+
+    def _body_end(self, messages: Sequence[Message], number: int, text: str) -> int:
+        """Where the content and tool calls of a message end: from there on, another message there changes nothing."""
+        message = messages[number]
+        mark = next(mark for mark in MARKS if not (message.content or "").rstrip().endswith(mark))
+        other = Message(message.role, mark) if message.has_tool_calls else replace(message, content=mark)
+        marked = self._render_if_possible([*messages[:number], other, *messages[number + 1 :]])
+        return 0 if marked is None else len(text) - _common_suffix(text, marked)
+
+    def _render_if_possible(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._render(messages)
+        except InvalidMessageError:
+            return None
 
     def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds]:
         """Token ids, and where each starts in ``text`` (characters, ascending)."""
@@ -185,3 +200,15 @@ def _agreement(held: Transcript, text: str) -> tuple[int, int]:
         if text.startswith(held.text[: span.text_end]):
             return span.end, span.text_end
     return 0, 0
+
+
+def _common_suffix(first: str, second: str) -> int:
+    """Characters at the end that the two have in common."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first.endswith(second[len(second) - middle :]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -280,8 +280,11 @@ class CacheSession:
 
     def blocks_by_version(self) -> dict[str, tuple[SpanBlock, ...]]:
         """System prompt version to the blocks that hold it, for the spans that name one."""
-        versioned = (span for span in self.transcript.spans if span.version is not None)
-        return {str(span.version): self.span_blocks(span) for span in versioned}
+        found: dict[str, tuple[SpanBlock, ...]] = {}
+        for span in self.transcript.spans:
+            if span.version is not None:
+                found[span.version] = found.get(span.version, ()) + self.span_blocks(span)
+        return found
 
     def blocks_by_tool_message(self) -> dict[int, tuple[SpanBlock, ...]]:
         """Tool set, tool call and tool result spans to their blocks, by span id."""
@@ -299,7 +302,7 @@ class CacheSession:
         return tuple(
             BlockSpan(self.id, span, max(span.start, first), min(span.end, last))
             for span in self.transcript.spans
-            if span.start < last and span.end > first
+            if max(span.start, first) < min(span.end, last)
         )
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from kvos.errors import OutOfBlocksError
 from kvos.runtime import Session
 from kvos.verify.histories import MESSAGES, SYSTEM_PROMPTS, salted_tokens, text_tokens
@@ -207,12 +205,13 @@ class Player:
         return True
 
     def _score(self, live: _Live, tokens: list[int]) -> None:
-        start = len(live.ids)
-        live.ids += tokens  # they are the session's even if there is no room to compute them
-        self._note_logits(live, start, live.session.score(tokens))
+        self._seen.records.append(self._scored(live, tokens))
 
-    def _note_logits(self, live: _Live, start: int, logits: torch.Tensor) -> None:
-        self._seen.records.append(LogitRecord(self._step, tuple(live.ids), start, logits))
+    def _scored(self, live: _Live, tokens: list[int]) -> LogitRecord:
+        logits = live.session.score(tokens)  # if there is no room to compute them, the session does not keep them
+        start = len(live.ids)
+        live.ids += tokens
+        return LogitRecord(self._step, tuple(live.ids), start, logits)
 
     def _twin(self, model: _Live | None, keep_permille: int, tokens: list[int]) -> bool:
         if model is None or not model.ids:
@@ -242,13 +241,10 @@ class Player:
         records: list[LogitRecord] = []
         for size in pieces:
             piece, tokens = tokens[:size], tokens[size:]
-            start = len(live.ids)
-            live.ids += piece
             try:
-                logits = live.session.score(piece)
+                records.append(self._scored(live, piece))
             except OutOfBlocksError as error:
                 return records, error
-            records.append(LogitRecord(self._step, tuple(live.ids), start, logits))
         return records, None
 
     def _probe(self, salt: int, *, close: bool) -> bool:

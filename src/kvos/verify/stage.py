@@ -33,7 +33,7 @@ class Stage:
         except BaseException:
             self._closing.close()
             raise
-        self.vocab_size: int = workplace.model.config.vocab_size
+        self.vocab_size = workplace.vocab_size
 
     def visitor(self) -> Runtime:
         """The runtime with another block size; opened on the first call."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import replace
 from typing import Any
 
 from kvos.config import KvosConfig
@@ -27,37 +28,46 @@ def group_of(number: int) -> int:
     return number // ROUNDS_PER_RUNTIME
 
 
-@dataclass(frozen=True, slots=True)
 class Workplace:
     """Opens runtimes over one model object, one at a time, and a visitor beside it.
 
-    Attributes:
+    Args:
         model: a Transformers model that nobody else uses meanwhile.
         config: what is not about block size and limits is taken from here.
     """
 
-    model: Any
-    tokenizer: Any
-    config: KvosConfig
+    def __init__(self, model: Any, tokenizer: Any, config: KvosConfig) -> None:
+        self.vocab_size: int = model.config.vocab_size
+        self._model = model
+        self._visiting_model = _sharing_weights(model)
+        self._tokenizer = tokenizer
+        self._config = config
 
     def open(self, group: int) -> Runtime:
         """The runtime for a group of rounds; the caller closes it."""
         chunk = PREFILL_CHUNKS[group % len(PREFILL_CHUNKS)]
-        settings = replace(self.config, prefill_chunk_tokens=chunk, max_batch_tokens=max(64, chunk), max_running=32)
-        return self._open(BLOCK_SIZES[group % len(BLOCK_SIZES)], settings)
+        settings = replace(self._config, prefill_chunk_tokens=chunk, max_batch_tokens=max(64, chunk), max_running=32)
+        return self._open(self._model, BLOCK_SIZES[group % len(BLOCK_SIZES)], settings)
 
     def open_visitor(self, group: int) -> Runtime:
-        """A second runtime with another block size and the generic kernels; opened after, and closed before, the first."""
-        return self._open(BLOCK_SIZES[(group + 2) % len(BLOCK_SIZES)], replace(self.config, kernels="generic"))
+        """A second runtime beside the first, with another block size and the generic kernels; the caller closes it."""
+        settings = replace(self._config, kernels="generic")
+        return self._open(self._visiting_model, BLOCK_SIZES[(group + 2) % len(BLOCK_SIZES)], settings)
 
-    def _open(self, block_size: int, config: KvosConfig) -> Runtime:
-        block = layout_of(self.model.config, block_size, self.model.dtype).bytes_per_block
+    def _open(self, model: Any, block_size: int, config: KvosConfig) -> Runtime:
+        block = layout_of(model.config, block_size, model.dtype).bytes_per_block
         blocks = POOL_TOKENS // block_size
         chosen = replace(
             config,
-            dtype=short_name(self.model.dtype),
+            dtype=short_name(model.dtype),
             block_size=block_size,
             cache_bytes=max(4096, blocks * block),
             segment_bytes=max(4096, -(-blocks // 3) * block),
         )
-        return open_runtime(self.model, tokenizer=self.tokenizer, config=chosen)
+        return open_runtime(model, tokenizer=self._tokenizer, config=chosen)
+
+
+def _sharing_weights(model: Any) -> Any:
+    """Another model object over the same weights: an engine wants one for itself."""
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, weights)

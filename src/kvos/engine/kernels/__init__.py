@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -44,15 +45,18 @@ class KernelSet:
         model: whose linear layers are packed, if chosen.
         layout: of the pools to come.
         drop_plain_weights: packed weights need no plain copy beside them.
+        folder: where compiled code is kept; None keeps none.
     """
 
-    def __init__(self, chosen: Kernels, model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool) -> None:
+    def __init__(
+        self, chosen: Kernels, model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool, folder: Path | None
+    ) -> None:
         self.chosen = chosen
         self._decode = None
         if chosen.attention == "numba":
             from kvos.engine.kernels.decode_step import NumbaDecode
 
-            self._decode = NumbaDecode(layout, model.config.num_attention_heads, WorkerThreads.find())
+            self._decode = NumbaDecode(layout, model.config.num_attention_heads, WorkerThreads.find(), folder)
         self._linears = PackedLinears(model, drop_plain=drop_plain_weights) if chosen.linear == "packed" else None
 
     def decode_kernel(self, batch: PackedBatch, pool: BlockPool) -> DecodeKernel | None:
@@ -73,7 +77,12 @@ class KernelSet:
 
 
 def select_kernels(
-    wanted: Kernels | Literal["auto", "generic"], model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool
+    wanted: Kernels | Literal["auto", "generic"],
+    model: nn.Module,
+    layout: KVLayout,
+    *,
+    drop_plain_weights: bool,
+    folder: Path | None,
 ) -> KernelSet:
     """Turn ``auto`` into what this machine has and what pays, and put it to work on ``model``.
 
@@ -88,7 +97,7 @@ def select_kernels(
     elif not isinstance(wanted, Kernels):
         raise InvalidConfigError(f"kernels is {wanted!r}; choose 'auto', 'generic' or a Kernels object")
     chosen = Kernels(_attention(wanted.attention, model, layout), _linear(wanted.linear, model))
-    return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights)
+    return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
 
 
 def _attention(wanted: str, model: nn.Module, layout: KVLayout) -> Literal["numba", "generic"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from kvos.engine.base import PackedBatch
-from kvos.engine.kernels.numba_decode import TASK_FIELDS, TILE, compile_decode, work_floats
+from kvos.engine.kernels.object_code import Geometry, load_decode
+from kvos.engine.kernels.task import TASK_FIELDS, TILE, work_floats
 from kvos.engine.kernels.threads import WorkerThreads
 from kvos.storage import BlockPool, KVLayout
 
@@ -27,16 +29,15 @@ class NumbaDecode:
         layout: float32, equal layers.
         heads: query heads.
         threads: PyTorch's pool; None runs on the calling thread alone.
+        folder: where compiled code is kept; None keeps none.
     """
 
-    def __init__(self, layout: KVLayout, heads: int, threads: WorkerThreads | None) -> None:
+    def __init__(self, layout: KVLayout, heads: int, threads: WorkerThreads | None, folder: Path | None) -> None:
         spec = layout.layers[0]
         self.heads = heads
         self.spec = spec
         self.threads = threads
-        self._kernel = compile_decode(spec.kv_heads, heads // spec.kv_heads, spec.k_dim, spec.v_dim)
-        self.address = int(self._kernel.address)
-        self._call = self._kernel.ctypes
+        self._code = load_decode(Geometry(spec.kv_heads, heads // spec.kv_heads, spec.k_dim, spec.v_dim), folder)
         self._pool: BlockPool | None = None
         self._bases = np.empty((0, 0, 0), dtype=np.int64)
 
@@ -52,9 +53,9 @@ class NumbaDecode:
     def run(self, task: npt.NDArray[np.int64]) -> None:
         """Run a task; the interpreter lock is released meanwhile."""
         if self.threads is None:
-            self._call(task.ctypes.data)
+            self._code.call(task.ctypes.data)
         else:
-            self.threads.run(self.address, task.ctypes.data)
+            self.threads.run(self._code.address, task.ctypes.data)
 
 
 class NumbaDecodeStep:

@@ -10,33 +10,22 @@ a sequence's result depends neither on its neighbours nor on the number of threa
     phase 2   (sequence, tile)    ->  partial softmax  with a barrier between
     phase 3   (sequence, head)    ->  out
 
-The kernel takes one argument, the address of a *task*: int64 addresses and sizes in the order of ``TASK_FIELDS``.
-Addresses and strides count bytes.
+The kernel takes one argument, the address of a *task* (``task.py``). Nothing in it can raise or allocate, so its machine
+code stands on its own and can be kept (``object_code.py``).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
 
-from kvos.engine.kernels.vectors import call_address, load_float, load_int, store_float, vector_ops
+from kvos.engine.kernels.task import TASK_FIELDS, TILE
+from kvos.engine.kernels.vectors import call_address, divide, load_float, load_int, store_float, vector_ops
 
-__all__ = ["TASK_FIELDS", "TILE", "compile_decode", "work_floats"]
+__all__ = ["compile_decode"]
 
-TILE = 64
-"""Tokens per unit of work: small enough to spread one sequence over threads, large enough to pay for a partial."""
-
-TASK_FIELDS = (
-    "thread_number", "thread_count", "barrier",
-    "query", "query_row", "query_head", "key", "key_row", "key_head", "value", "value_row", "value_head", "out",
-    "key_segments", "value_segments", "slots_per_segment", "block_size",
-    "writes", "write_rows", "write_slots",
-    "sequences", "decode_rows", "lengths", "tables", "table_width", "first_items",
-    "items", "item_sequences", "partials", "work", "scale",
-)  # fmt: skip
 (
     _THREAD_NUMBER, _THREAD_COUNT, _BARRIER,
     _QUERY, _QUERY_ROW, _QUERY_HEAD, _KEY, _KEY_ROW, _KEY_HEAD, _VALUE, _VALUE_ROW, _VALUE_HEAD, _OUT,
@@ -50,21 +39,15 @@ _MASKED = np.float32(-1e30)
 """Score of a place past the end of a tile: its weight is exactly zero."""
 
 
-def work_floats(heads: int, k_dim: int) -> int:
-    """Scratch of one thread: the scaled query and the scores of one tile."""
-    return heads * (k_dim + TILE)
-
-
-@lru_cache(maxsize=None)
 def compile_decode(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
-    """The kernel ``void decode(task)`` for one head geometry, as a Numba ``cfunc``; takes a second the first time."""
+    """The kernel ``void decode(task)`` for one head geometry, as a Numba ``cfunc``. Takes seconds."""
     heads = kv_heads * group
     store_keys = _store_phase(kv_heads, k_dim, _KEY, _KEY_ROW, _KEY_HEAD, _KEY_SEGMENTS)
     store_values = _store_phase(kv_heads, v_dim, _VALUE, _VALUE_ROW, _VALUE_HEAD, _VALUE_SEGMENTS)
     attend = _attend_phase(kv_heads, group, k_dim, v_dim)
     join = _join_phase(heads, v_dim)
 
-    @cfunc(types.void(types.int64), nopython=True)  # type: ignore[untyped-decorator]
+    @cfunc(types.void(types.int64), nopython=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def decode(task: int) -> None:
         thread, threads = 0, 1
         barrier = load_int(task + _BARRIER)
@@ -85,13 +68,13 @@ def compile_decode(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
 def _store_phase(kv_heads: int, dim: int, source: int, row: int, head: int, segments: int) -> Any:
     copy = vector_ops(dim).copy
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @njit(inline="always")  # type: ignore[untyped-decorator]
     def store(task: int, thread: int, threads: int) -> None:
         count, size = load_int(task + _WRITES), load_int(task + _SLOTS_PER_SEGMENT)
         rows, slots = load_int(task + _WRITE_ROWS), load_int(task + _WRITE_SLOTS)
-        for i in range(count * thread // threads, count * (thread + 1) // threads):
+        for i in range(divide(count * thread, threads), divide(count * (thread + 1), threads)):
             slot = load_int(slots + 8 * i)
-            segment = slot // size
+            segment = divide(slot, size)
             target = load_int(load_int(task + segments) + 8 * segment) + (slot - segment * size) * (4 * kv_heads * dim)
             values = load_int(task + source) + load_int(rows + 8 * i) * load_int(task + row)
             for h in range(kv_heads):
@@ -105,19 +88,19 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
     key_row, value_row = 4 * kv_heads * k_dim, 4 * kv_heads * v_dim
     keys, values, tile = vector_ops(k_dim), vector_ops(v_dim), vector_ops(TILE)
     scale_query, dot, add, add_four = keys.scale, keys.dot, values.add, values.add_four
-    clear, soften, total = values.scale, tile.soften, tile.total
+    clear, soften, total = values.clear, tile.soften, tile.total
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @njit(inline="always")  # type: ignore[untyped-decorator]
     def place(task: int, segments: int, sequence: int, token: int, row: int) -> int:
         """Address of a token's row."""
         block_size, size = load_int(task + _BLOCK_SIZE), load_int(task + _SLOTS_PER_SEGMENT)
-        index = token // block_size
+        index = divide(token, block_size)
         block = load_int(load_int(task + _TABLES) + 8 * (sequence * load_int(task + _TABLE_WIDTH) + index))
         slot = block * block_size + token - index * block_size
-        segment = slot // size
+        segment = divide(slot, size)
         return load_int(load_int(task + segments) + 8 * segment) + (slot - segment * size) * row
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @njit(inline="always")  # type: ignore[untyped-decorator]
     def one_tile(task: int, sequence: int, start: int, count: int, out: int, work: int) -> None:
         run = load_int(task + _BLOCK_SIZE)
         run = run if run < TILE else TILE
@@ -128,7 +111,8 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
             scale_query(query + 4 * k_dim * h, source, load_float(task + _SCALE))
             for t in range(count, TILE):
                 store_float(scores + 4 * (TILE * h + t), _MASKED)
-        for first in range(0, count, run):
+        for block in range(divide(count + run - 1, run)):
+            first = block * run
             at = place(task, _KEY_SEGMENTS, sequence, start + first, key_row)
             last = first + run if first + run < count else count
             for t in range(first, last):
@@ -138,13 +122,14 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
                         store_float(scores + 4 * (TILE * head + t), dot(query + 4 * k_dim * head, at + 4 * k_dim * h))
                 at += key_row
         for h in range(heads):
-            clear(out + partial * h, query, np.float32(0.0))
+            clear(out + partial * h)
             store_float(out + partial * h + 4 * v_dim, soften(scores + 4 * TILE * h))
             store_float(out + partial * h + 4 * v_dim + 4, total(scores + 4 * TILE * h))
-        for first in range(0, count, run):
+        for block in range(divide(count + run - 1, run)):
+            first = block * run
             at = place(task, _VALUE_SEGMENTS, sequence, start + first, value_row)
             last = first + run if first + run < count else count
-            quads = first + (last - first) // 4 * 4
+            quads = first + ((last - first) & -4)
             for t in range(first, quads, 4):
                 for h in range(kv_heads):
                     for g in range(group):
@@ -154,14 +139,14 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
             for t in range(quads, last):
                 for head in range(heads):
                     weight = load_float(scores + 4 * (TILE * head + t))
-                    add(out + partial * head, at + 4 * v_dim * (head // group), weight)
+                    add(out + partial * head, at + 4 * v_dim * divide(head, group), weight)
                 at += value_row
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @njit(inline="always")  # type: ignore[untyped-decorator]
     def attend(task: int, thread: int, threads: int) -> None:
         items = load_int(task + _ITEMS)
         work = load_int(task + _WORK) + thread * (4 * heads * (k_dim + TILE))
-        for item in range(items * thread // threads, items * (thread + 1) // threads):
+        for item in range(divide(items * thread, threads), divide(items * (thread + 1), threads)):
             sequence = load_int(load_int(task + _ITEM_SEQUENCES) + 8 * item)
             start = (item - load_int(load_int(task + _FIRST_ITEMS) + 8 * sequence)) * TILE
             left = load_int(load_int(task + _LENGTHS) + 8 * sequence) - start
@@ -176,11 +161,11 @@ def _join_phase(heads: int, v_dim: int) -> Any:
     ops = vector_ops(v_dim)
     scale, add = ops.scale, ops.add
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    @njit(inline="always")  # type: ignore[untyped-decorator]
     def join(task: int, thread: int, threads: int) -> None:
         units = load_int(task + _SEQUENCES) * heads
-        for unit in range(units * thread // threads, units * (thread + 1) // threads):
-            sequence = unit // heads
+        for unit in range(divide(units * thread, threads), divide(units * (thread + 1), threads)):
+            sequence = divide(unit, heads)
             h = unit - sequence * heads
             bounds = load_int(task + _FIRST_ITEMS) + 8 * sequence
             first, last = load_int(bounds), load_int(bounds + 8)

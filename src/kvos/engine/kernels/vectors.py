@@ -16,7 +16,7 @@ import llvmlite.ir as llvm
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["VectorOps", "call_address", "load_float", "load_int", "store_float", "vector_ops"]
+__all__ = ["VectorOps", "call_address", "divide", "load_float", "load_int", "store_float", "vector_ops"]
 
 _FLOAT = llvm.FloatType()
 _INT32 = llvm.IntType(32)
@@ -69,11 +69,18 @@ def call_address(typingctx: Any, address: Any) -> Any:
     return types.int32(types.int64), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def divide(typingctx: Any, a: Any, b: Any) -> Any:
+    """``a // b`` of numbers that are not negative; ``b`` is never zero. Unlike ``//`` it cannot raise."""
+    return types.int64(types.int64, types.int64), lambda _, builder, __, arguments: builder.udiv(*arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class VectorOps:
     """Operations on vectors of one length.
 
     Attributes:
+        clear: ``clear(target)``.
         copy: ``copy(target, source)``.
         scale: ``scale(target, source, factor)``: target = source * factor.
         dot: ``dot(a, b)``, the float32 sum of products.
@@ -84,6 +91,7 @@ class VectorOps:
         total: ``total(source)``, the sum of its elements.
     """
 
+    clear: Any
     copy: Any
     scale: Any
     dot: Any
@@ -99,6 +107,7 @@ def vector_ops(length: int) -> VectorOps:
     vector = llvm.VectorType(_FLOAT, length)
     address, number = types.int64, types.float32
     return VectorOps(
+        clear=_intrinsic(1, types.void(address), lambda b, a: _store(b, _constant(vector, 0.0), a[0])),
         copy=_intrinsic(2, types.void(address, address), lambda b, a: _store(b, _load(b, a[1], vector), a[0])),
         scale=_intrinsic(
             3,

@@ -1,0 +1,128 @@
+"""Machine code of the decode kernel: compiled by Numba once per machine, kept on disk, loaded in milliseconds.
+
+Compiling takes seconds, and importing Numba a good part of one; both would be paid before the first token of every process.
+A kept file is native code, so it is loaded only if this user owns it, nobody else can write it, and its digest holds;
+anything else is compiled anew. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+__all__ = ["Geometry", "LoadedKernel", "load_decode"]
+
+_SOURCES = ("numba_decode.py", "task.py", "vectors.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a kernel is compiled for: KV heads, query heads per KV head, sizes of a key and a value head."""
+
+    kv_heads: int
+    group: int
+    k_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """Machine code in memory, for as long as this object lives.
+
+    Attributes:
+        address: of ``void decode(int64 task)``.
+        call: the same, callable; releases the interpreter lock.
+    """
+
+    address: int
+    call: Any
+    _owner: Any
+
+
+@lru_cache(maxsize=None)
+def load_decode(geometry: Geometry, folder: Path | None) -> LoadedKernel:
+    """The decode kernel, from ``folder`` if it is there, else compiled, and kept there.
+
+    Args:
+        geometry: of the attention layers.
+        folder: for kept code, made if need be; None compiles and keeps nothing.
+    """
+    if folder is None:
+        return _load(*_compile(geometry))
+    path = folder / f"decode-{_recipe(geometry)}.o"
+    kept = _read(path)
+    if kept is None:
+        kept = _compile(geometry)
+        _write(path, *kept)
+    return _load(*kept)
+
+
+def _recipe(geometry: Geometry) -> str:
+    """Digest of all that the machine code depends on."""
+    digest = hashlib.blake2b(repr(geometry).encode(), digest_size=16)
+    for source in _SOURCES:
+        digest.update(Path(__file__).with_name(source).read_bytes())
+    features = llvm.get_host_cpu_features().flatten()
+    for fact in (version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), features, llvm.get_default_triple()):
+        digest.update(fact.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _compile(geometry: Geometry) -> tuple[str, bytes]:
+    """Symbol and object code."""
+    from kvos.engine.kernels.numba_decode import compile_decode
+
+    function = compile_decode(geometry.kv_heads, geometry.group, geometry.k_dim, geometry.v_dim)
+    return function._wrapper_name, function._library._get_compiled_object()
+
+
+def _load(symbol: str, code: bytes) -> LoadedKernel:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    address = engine.get_function_address(symbol)
+    return LoadedKernel(address, ctypes.CFUNCTYPE(None, ctypes.c_int64)(address), engine)
+
+
+def _read(path: Path) -> tuple[str, bytes] | None:
+    try:
+        with path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            header, _, code = file.read().partition(b"\n")
+    except OSError:
+        return None
+    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return None
+    try:
+        known = json.loads(header)
+        intact = known["digest"] == hashlib.blake2b(code).hexdigest()
+        return (str(known["symbol"]), code) if intact else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, symbol: str, code: bytes) -> None:
+    """Keep the code; a folder that cannot be written costs a compilation next time, nothing else."""
+    header = json.dumps({"symbol": symbol, "digest": hashlib.blake2b(code).hexdigest()}).encode()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(header + b"\n" + code)
+        os.replace(name, path)
+    except OSError:
+        return
