@@ -82,6 +82,9 @@ def test_a_reader_that_has_gone_is_no_news(home):
         (("chat", "--system", "a", "--load", "b"), 2, "leave out --system"),
         (("chat", "--temperature", "-1"), 2, "temperature is -1.0; it must be 0 or more"),
         (("stats", "--json", "--watch"), 2, "leave out --watch"),
+        (("verify", "--json", "/nowhere/figures.json"), 2, "there is no folder /nowhere"),
+        (("bench", "decode", "--sequences", "1,x"), 2, "--sequences is '1,x'"),
+        (("bench", "decode", "--sequences", "0"), 2, "expected numbers from 1"),
         (("sing",), 2, "No such command"),
     ],
 )

@@ -51,10 +51,25 @@ BlockSizeOption = Annotated[
     int | None,
     typer.Option("--block-size", metavar="TOKENS", help="Tokens per block: 8, 16, 32, 64 or 128.", show_default=False),
 ]
+
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    """Find out before minutes of work, not after."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent}")
+    return path
+
+
 JsonOption = Annotated[
     Path | None,
     typer.Option(
-        "--json", metavar="FILE", dir_okay=False, help="Write the figures there, as data.", show_default=False
+        "--json",
+        metavar="FILE",
+        dir_okay=False,
+        writable=True,
+        callback=_in_a_folder,
+        help="Write the figures there, as data.",
+        show_default=False,
     ),
 ]
 

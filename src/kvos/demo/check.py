@@ -86,6 +86,7 @@ class _Check:
         self._evidence = evidence
         self._on_progress = on_progress
         self._runs = cover(one.ids for one in evidence)
+        self._run_of = {one.label: max(ids for ids in self._runs if ids[: len(one.ids)] == one.ids) for one in evidence}
         self._total = len(self._runs) + OTHER_SHAPES
         self._done = 0
         self._floor = 0.0
@@ -123,7 +124,8 @@ class _Check:
         return NOISE_FACTOR * self._floor
 
     def _covered(self, ids: Ids) -> list[Evidence]:
-        return [one for one in self._evidence if ids[: len(one.ids)] == one.ids]
+        """The sessions that this run speaks for; one that begins several runs belongs to one of them."""
+        return [one for one in self._evidence if self._run_of[one.label] == ids]
 
     def _rows(self, ids: Ids) -> list[int]:
         """Every row of ``ids`` that chose a token in some session, ascending."""

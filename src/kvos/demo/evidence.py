@@ -14,7 +14,7 @@ __all__ = ["CheckedReply", "Evidence", "checked_reply", "evidence_of"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedReply:
-    """Tokens ``[start, start + len(chosen))`` behind a session's first ``start`` tokens, as the cached run chose them."""
+    """What the cached run chose behind a session's first ``start`` tokens."""
 
     start: int
     chosen: tuple[int, ...]

@@ -21,8 +21,8 @@ __all__ = ["LiveReplies", "live_replies"]
 
 FRAMES_PER_SECOND = 8
 """Drawing takes time from the model; more is not seen to be smoother."""
-LINE_WIDTH = 72
-"""Characters of a reply that make a line where there is no terminal."""
+LINE_WIDTH = 88
+"""Characters of a reply that make a line where there is no terminal; of several at once, half as many."""
 
 
 class LiveReplies(ABC):
@@ -124,17 +124,18 @@ class _Lines(LiveReplies):
         self._questions = questions
         self._unsaid = [""] * len(questions)
         self._width = max(len(one.name) for one in questions)
+        self._line = LINE_WIDTH if len(questions) == 1 else LINE_WIDTH // 2
 
     def prefill(self, number: int, done: int, total: int) -> None:
         return
 
     def text(self, number: int, text: str) -> None:
         self._unsaid[number] += printable(text)
-        while len(self._unsaid[number]) > LINE_WIDTH or "\n" in self._unsaid[number]:
-            head = self._unsaid[number][: LINE_WIDTH + 1]
+        while len(self._unsaid[number]) > self._line or "\n" in self._unsaid[number]:
+            head = self._unsaid[number][: self._line + 1]
             cut = head.find("\n") if "\n" in head else head.rfind(" ")
             line, rest = (head, "") if cut <= 0 else (head[:cut], head[cut + 1 :])
-            self._unsaid[number] = rest + self._unsaid[number][LINE_WIDTH + 1 :]
+            self._unsaid[number] = rest + self._unsaid[number][self._line + 1 :]
             self._say(number, line)
 
     def finish(self, number: int, record: ReplyRecord) -> None:
@@ -148,7 +149,7 @@ class _Lines(LiveReplies):
 
     def __enter__(self) -> LiveReplies:
         for number, one in enumerate(self._questions):
-            self._say(number, f"customer: {one.question}" if len(self._questions) == 1 else f"asked: {one.question}")
+            self._say(number, f"> {one.question}")
         return self
 
     def __exit__(

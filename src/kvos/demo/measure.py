@@ -12,7 +12,7 @@ import torch
 from kvos.demo.record import ColdStart, ForkRecord, GrowthPoint, SessionBlocks
 from kvos.runtime import Runtime, Session
 
-__all__ = ["ForkMeter", "block_tables", "cold_start", "growth_points", "lengths"]
+__all__ = ["ForkMeter", "block_tables", "cold_start", "growth_lengths", "growth_points"]
 
 DECODE_TOKENS = 16
 """Tokens that are generated to time one of them."""
@@ -94,25 +94,25 @@ def block_tables(runtime: Runtime, sessions: Sequence[Session]) -> tuple[Session
     return tuple(tables)
 
 
-def growth_points(runtime: Runtime, plain: Any, ids: Sequence[int], histories: Sequence[int]) -> Iterator[GrowthPoint]:
-    """Time one token behind the first tokens of ``ids``: a decode step over cached blocks, and all of it computed.
+def growth_points(runtime: Runtime, plain: Any, text: Sequence[int], lengths: Sequence[int]) -> Iterator[GrowthPoint]:
+    """Time one token behind ``lengths`` tokens of ``text``: a decode step over cached blocks, and all of it computed.
 
-    Lazy, one point after another: callers show what they wait for.
+    Lazy, one point after another: callers show what they wait for. A text that is too short goes on from its start.
     """
-    for history in lengths(histories, len(ids)):
-        decode = _decode_seconds(runtime, ids[:history])
-        yield GrowthPoint(history, decode, _recompute_seconds(plain, ids[:history]))
+    for length in lengths:
+        ids = [text[i % len(text)] for i in range(length)]
+        yield GrowthPoint(length, _decode_seconds(runtime, ids), _recompute_seconds(plain, ids))
 
 
-def lengths(histories: Sequence[int], available: int) -> list[int]:
-    """``histories``, none longer than ``available``, none twice."""
-    return sorted({min(history, available) for history in histories})
+def growth_lengths(histories: Sequence[int], context: int) -> list[int]:
+    """``histories`` ascending, each once, with room behind it for the tokens that are timed."""
+    return sorted({min(history, context - DECODE_TOKENS) for history in histories})
 
 
-def _decode_seconds(runtime: Runtime, ids: Sequence[int]) -> float:
+def _decode_seconds(runtime: Runtime, ids: list[int]) -> float:
     session = runtime.session()
     try:
-        session.append_tokens(list(ids))
+        session.append_tokens(ids)
         session.prefill()
         return session.generate(max_tokens=DECODE_TOKENS, ignore_eos=True).usage.tpot_s
     finally:
@@ -120,9 +120,9 @@ def _decode_seconds(runtime: Runtime, ids: Sequence[int]) -> float:
 
 
 @torch.inference_mode()
-def _recompute_seconds(plain: Any, ids: Sequence[int]) -> float:
+def _recompute_seconds(plain: Any, ids: list[int]) -> float:
     """One token's price without a cache: everything before it goes through ``plain`` again. Median of some."""
-    tokens = torch.tensor([list(ids)], dtype=torch.long, device=plain.device)
+    tokens = torch.tensor([ids], dtype=torch.long, device=plain.device)
     seconds: list[float] = []
     while len(seconds) < MOST_REPEATS and sum(seconds) < ENOUGH_SECONDS:
         begin = time.perf_counter()

@@ -76,7 +76,7 @@ def resume_elsewhere(job: ResumeJob, saved: SavedStory, folder: Path, show: Show
                 if event["event"] == "prefill":
                     progress(event["done"], event["total"])
         with show.busy("Reading the replies' logits over the restored blocks"):
-            done = [event for event in events.until("done")][-1]
+            done = list(events.until("done"))[-1]
         events.process.wait()
         record = ResumeRecord(
             pid=events.process.pid,
@@ -136,14 +136,16 @@ def _loaded(events: _Events, saved: SavedStory) -> str:
     loaded = events.seen["loaded"]
     return (
         f"Process {events.process.pid} has read the file in {seconds(loaded['seconds'])}: {loaded['tokens']:,} of "
-        f"{saved.tokens:,} tokens are computed already (opening the model took {seconds(events.seen['opened']['seconds'])})."
+        f"{saved.tokens:,} tokens are computed already. (Opening the model took it "
+        f"{seconds(events.seen['opened']['seconds'])}.)"
     )
 
 
 def _resumed(record: ResumeRecord) -> str:
     reply, cold = record.reply, record.cold
     return (
-        f"Resumed: {reply.reused_tokens:,} tokens reused from the file ({size(record.saved_bytes)}), first token after "
-        f"{seconds(reply.ttft_s)}. Computing everything: {seconds(cold.ttft_s)} ({times(cold.ttft_s, reply.ttft_s)}); "
-        f"with the reading of the file counted in: {times(cold.ttft_s, reply.ttft_s + record.load_s)}."
+        f"{reply.reused_tokens:,} tokens reused from the file ({size(record.saved_bytes)}). TTFT of the resumed turn: "
+        f"{seconds(reply.ttft_s)}; computing everything takes {seconds(cold.ttft_s)} "
+        f"({times(cold.ttft_s, reply.ttft_s)} faster; {times(cold.ttft_s, reply.ttft_s + record.load_s)} "
+        "with the reading of the file counted in)."
     )

@@ -5,7 +5,8 @@ Keys of the JSON (all times in seconds, all sizes in tokens unless the name says
     kvos, model, dtype, block_size, bytes_per_token, device, total_s, ok
     replies    one per reply: label, session, scene, question, text, tokens, prompt_tokens, reused_tokens,
                shared_tokens, computed_tokens, generated_tokens, why_computed, ttft_s, tpot_s
-    cold       the same prompts where nothing is cached: of (a label), prompt_tokens, reused_tokens, computed_tokens, ttft_s
+    cold       the same prompts where nothing is cached: of (a label), prompt_tokens, reused_tokens, computed_tokens,
+               ttft_s
     forks      children, fork_s, blocks_allocated_at_fork, blocks_copied_at_fork, blocks_allocated, blocks_copied,
                parent_full_blocks, full_blocks_copied
     blocks     one per open session after the forks: session, shared_blocks, private_blocks, tail_tokens,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import kvos
 from kvos.config import KvosConfig
 from kvos.demo.check import check
 from kvos.demo.evidence import Evidence
-from kvos.demo.measure import growth_points, lengths
+from kvos.demo.measure import growth_lengths, growth_points
 from kvos.demo.process import resume_elsewhere
 from kvos.demo.record import CheckRecord, DemoRecord, GrowthPoint
 from kvos.demo.resume import ResumeJob
@@ -25,10 +29,15 @@ from kvos.demo.show import Show
 from kvos.demo.story import SavedStory, Story
 from kvos.demo.text import size
 from kvos.errors import InvalidInputError
+from kvos.models.catalogue import find
 from kvos.models.load import LoadedModel, load_model
+from kvos.models.store import model_folder
 from kvos.runtime import DEFAULT_MODEL, Runtime, open_runtime
 
 __all__ = ["play", "run_demo"]
+
+PIPED_WIDTH = 120
+"""Columns where there is no terminal to ask."""
 
 
 def run_demo(
@@ -59,8 +68,9 @@ def run_demo(
         ServerError: the second process ended early.
     """
     target = None if json_path is None else _target(Path(json_path))
-    show = Show(console or Console(highlight=False))
-    record = play(os.fspath(model), dtype, script or default_script(), show, open_runtime)
+    show = Show(console or _console())
+    with _terminable():
+        record = play(os.fspath(model), dtype, script or default_script(), show, open_runtime)
     show.summary(record)
     if target is not None:
         _write_json(target, record.as_dict())
@@ -78,7 +88,7 @@ def play(
     config = KvosConfig.from_env(dtype=dtype)
     with tempfile.TemporaryDirectory(prefix="kvos-demo-") as name:
         folder = Path(name)
-        with show.busy(f"Opening {model}"):
+        with show.busy(f"Opening {model}") if _is_here(model, config) else contextlib.nullcontext():
             runtime = open_runtime(model, dtype=dtype)
         with runtime:
             show.note(_what_runs(runtime))
@@ -96,7 +106,9 @@ def play(
             )
             saved = story.save(supervisor, folder / "supervisor.kvos")
             stats = runtime.stats()
-        show.note(f"Saved: {saved.tokens:,} tokens, {size(saved.path.stat().st_size)}. Closed: no block is left here.")
+        show.note(
+            f"Saved {saved.tokens:,} tokens, {size(saved.path.stat().st_size)}. Process {os.getpid()} has closed its runtime."
+        )
         job = _job(model, dtype, script, saved, folder)
         resume, evidence = resume_elsewhere(job, saved, folder, show)
     story.evidence.append(evidence)
@@ -121,11 +133,35 @@ def play(
     )
 
 
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds the stack, as Ctrl-C does, so that the second process and the files go, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _is_here(model: str, config: KvosConfig) -> bool:
+    """Whether opening ``model`` fetches nothing; else its own progress bar is shown."""
+    entry = find(model)
+    return entry is None or model_folder(entry.name, config.home).is_dir()
+
+
 def _what_runs(runtime: Runtime) -> str:
     stats = runtime.stats()
     return (
-        f"{stats.model} in {stats.dtype}: blocks of {stats.block_size} tokens, {size(stats.bytes_per_token)} per token. "
-        "The words come from a very small model; what this shows is the memory under it."
+        f"{stats.model} in {stats.dtype}: blocks of {stats.block_size} tokens, {size(stats.bytes_per_token)} a token. "
+        "(A very small model chooses the words; what this shows is the memory under it.)"
     )
 
 
@@ -135,7 +171,7 @@ def _growth(story: Story, plain: LoadedModel, ids: list[int]) -> tuple[GrowthPoi
         "With the cache a step reads the history's keys and values; without, all of it runs through the model again.",
     )
     points: list[GrowthPoint] = []
-    wanted = lengths(story.script.histories, len(ids))
+    wanted = growth_lengths(story.script.histories, story.runtime.max_context_tokens)
     with story.show.busy("Timing one token, with the cache and without") as progress:
         progress(0, len(wanted))
         for point in growth_points(story.runtime, plain.model, ids, wanted):

@@ -29,8 +29,7 @@ class Script:
         sub_agents: forks of the supervisor, one question each.
         max_tokens: most tokens of a reply.
         stop: strings that end a reply.
-        histories: tokens of history at which one token more is timed; those beyond the conversation's own length
-            become that length.
+        histories: tokens of history behind which one token more is timed, as far as the model's context goes.
     """
 
     system: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.rule import Rule
@@ -30,10 +31,10 @@ class Show:
     def scene(self, title: str, explanation: str) -> None:
         self._console.print()
         self._console.print(Rule(Text(title, style="bold"), align="left", characters=self._cell("─", "-")))
-        self._console.print(explanation, style="dim", markup=False, highlight=False)
+        self._say(explanation, style="dim")
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._say(text)
 
     @contextmanager
     def busy(self, label: str) -> Iterator[Callable[[int, int], None]]:
@@ -66,10 +67,13 @@ class Show:
             grid.add_row("", Text(_block_numbers(table, block_size), style="dim"))
         self._console.print(grid)
         legend = f"{shared} shared with another session   {own} private   {partial} last block, not yet full"
-        self._console.print(f"(one cell is a block of {block_size} tokens: {legend})", style="dim", highlight=False)
+        self._say(f"One cell is a block of {block_size} tokens: {legend}", style="dim")
 
     def growth(self, points: Sequence[GrowthPoint]) -> None:
-        table = Table("history", "next token with the cache", "without", "faster", "time without", box=None)
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("history", "with the cache", "without", "faster"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("without, drawn", no_wrap=True)
         longest = max((point.recompute_s for point in points), default=0.0)
         for point in points:
             bar = self._cell("█", "#") * max(1, round(BAR_WIDTH * point.recompute_s / longest))
@@ -85,10 +89,11 @@ class Show:
     def summary(self, record: DemoRecord) -> None:
         """Every reply in one table."""
         self._console.print()
-        table = Table(title=f"{record.model}, {record.dtype}, {record.device}", title_justify="left")
+        title = f"All replies, in tokens and time ({record.model}, {record.dtype}, {record.device})"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("reply", no_wrap=True)
-        for name in ("prompt", "reused", "computed", "first token", "cold", "faster", "per token"):
-            table.add_column(name, justify="right")
+        for name in ("prompt", "reused", "computed", "TTFT", "TTFT cold", "faster", "per token"):
+            table.add_column(name, justify="right", no_wrap=True)
         cold = {one.of: one for one in (*record.cold, record.resume.cold)}
         for reply in (*record.replies, record.resume.reply):
             table.add_row(*_reply_row(reply, cold.get(reply.label)))
@@ -108,6 +113,11 @@ class Show:
                     style="red",
                     markup=False,
                 )
+
+    def _say(self, text: str, style: str = "") -> None:
+        """Wrapped in a terminal; elsewhere one line, however long."""
+        wrap = not self._console.is_terminal
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=wrap)
 
     def _cell(self, symbol: str, plain: str) -> str:
         return plain if self._console.options.ascii_only else symbol
@@ -137,7 +147,7 @@ def _verdict(check: CheckRecord) -> str:
     different = sum(part.different for part in check.parts)
     answer = "Every reuse equalled a recompute" if check.ok else "NOT every reuse equalled a recompute"
     return (
-        f"{answer}: {tokens - skipped - different:,} of {tokens - skipped:,} tokens the same ({skipped:,} too close to call), "
-        f"largest logit difference {check.largest_difference:.2g}, "
-        f"noise floor {check.noise_floor:.2g}, limit {check.limit:.2g}."
+        f"{answer}: {tokens - skipped - different:,} of {tokens - skipped:,} tokens the same "
+        f"({skipped:,} too close to call), largest difference of {check.logits_compared:,} logits "
+        f"{check.largest_difference:.2g} (noise floor {check.noise_floor:.2g}, limit {check.limit:.2g})."
     )

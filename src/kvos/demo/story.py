@@ -54,7 +54,7 @@ class Story:
         """Turn by turn; then the last turn's prompt again where nothing is cached."""
         self.show.scene(
             "1  A supervisor with a long system prompt answers a customer",
-            "The first turn computes the prompt. Each later one computes what is new and reads the rest from its blocks.",
+            "The first turn computes the prompt. Later ones compute what is new, and read the rest from their blocks.",
         )
         supervisor = self.runtime.session(
             self.script.supervisor, messages={"role": "system", "content": self.script.system}
@@ -75,9 +75,9 @@ class Story:
         (reply,) = self._ask((session, Scene.SECOND_SESSION, other.name, other.question))
         first = self.replies[0]
         self.show.note(
-            f"{reply.shared_tokens:,} tokens came from blocks of other sessions. First token after "
-            f"{seconds(reply.ttft_s)}; the first customer waited {seconds(first.ttft_s)} "
-            f"({times(first.ttft_s, reply.ttft_s)})."
+            f"{reply.shared_tokens:,} tokens came from the other session's blocks. TTFT of a first turn: "
+            f"{seconds(first.ttft_s)} for the first customer, {seconds(reply.ttft_s)} for the second "
+            f"({times(first.ttft_s, reply.ttft_s)} faster)."
         )
         return session
 
@@ -163,8 +163,8 @@ class Story:
             cold = cold_start(self.runtime, prompt, warm.label, progress)
         self.cold.append(cold)
         self.show.note(
-            f"The prompt of {warm.label} cold: first token after {seconds(cold.ttft_s)}, {cold.computed_tokens:,} tokens "
-            f"computed. Warm it was {seconds(warm.ttft_s)}: {times(cold.ttft_s, warm.ttft_s)} sooner."
+            f"The prompt of {warm.label} cold: TTFT {seconds(cold.ttft_s)}, {cold.computed_tokens:,} tokens computed. "
+            f"Warm it was {seconds(warm.ttft_s)}: {times(cold.ttft_s, warm.ttft_s)} faster."
         )
 
 

@@ -31,7 +31,7 @@ def facts(reply: ReplyRecord) -> str:
     """What a reply cost, in one line."""
     return (
         f"{reply.reused_tokens:,} tokens reused, {reply.computed_tokens:,} computed; "
-        f"first token after {seconds(reply.ttft_s)}, then {seconds(reply.tpot_s)} per token"
+        f"TTFT {seconds(reply.ttft_s)}, {seconds(reply.tpot_s)} per token"
     )
 
 

@@ -92,9 +92,12 @@ def kv_obstacle(core: EngineCore, saved: SavedSession, parts: RuntimeParts) -> s
         return f"saved in {saved.numeric_class}, this runtime computes in {parts.numeric_class}"
     layout = core.manager.pool.layout
     tokens = saved.manifest.num_computed
-    expected = [(tokens, spec.kv_heads, spec.k_dim) for spec in layout.layers]
-    if [tuple(key.shape) for key in saved.keys] != expected or any(k.dtype != layout.dtype for k in saved.keys):
-        return "saved in another shape than the model's"
+    for name, tensors, sizes in (
+        ("keys", saved.keys, [(tokens, spec.kv_heads, spec.k_dim) for spec in layout.layers]),
+        ("values", saved.values, [(tokens, spec.kv_heads, spec.v_dim) for spec in layout.layers]),
+    ):
+        if [tuple(tensor.shape) for tensor in tensors] != sizes or any(t.dtype != layout.dtype for t in tensors):
+            return f"{name} were saved in another shape than the model's"
     return None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -57,18 +58,17 @@ class ReplyStream:
         self._cancel = start(self._events.put)
 
     def __iter__(self) -> Iterator[str]:
+        with contextlib.closing(self.deltas()) as deltas:
+            for event in deltas:
+                yield event.text
+
+    def deltas(self) -> Generator[TextDelta, None, None]:
+        """Like iterating, with token ids."""
         try:
             while (event := self._next()) is not None:
-                yield event.text
+                yield event
         finally:
-            if self._end is None:
-                self.cancel()
-                self._drain()
-
-    def deltas(self) -> Iterator[TextDelta]:
-        """Like iterating, with token ids."""
-        while (event := self._next()) is not None:
-            yield event
+            self._leave()
 
     def result(self) -> Reply:
         """Wait for the end. If waiting is interrupted, the reply is cancelled.
@@ -79,9 +79,8 @@ class ReplyStream:
         try:
             while self._next() is not None:
                 pass
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
+        finally:
+            self._leave()
         return Reply.of(self.finished())
 
     def finished(self) -> Finished:
@@ -105,9 +104,7 @@ class ReplyStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._end is None:
-            self.cancel()
-            self._drain()
+        self._leave()
 
     def _next(self) -> TextDelta | None:
         """The next text, or None at the end; raises what the reply failed with."""
@@ -124,7 +121,10 @@ class ReplyStream:
             raise self._end.error
         return None
 
-    def _drain(self) -> None:
+    def _leave(self) -> None:
+        """Cancel unless it has ended, and wait for that end: at most one step, and the session is free again."""
+        if self._end is None:
+            self.cancel()
         while self._end is None:
             event = self._events.get()
             if isinstance(event, Finished | Failed):

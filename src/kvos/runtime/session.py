@@ -37,7 +37,7 @@ __all__ = ["Session", "sampling_params"]
 T = TypeVar("T")
 
 RENDER_ATTEMPTS = 16
-"""How often a message is rendered again because another thread appended first."""
+"""How often a message is rendered again because another thread changed the session meanwhile."""
 
 Sink = Callable[[Event], None]
 
@@ -292,15 +292,16 @@ class Session:
         self, render: Callable[[Transcript], Extension], use: Callable[[EngineCore, Extension], T]
     ) -> T:
         """Render on this thread, use on the engine thread; again if the session changed in between."""
-        for _ in range(RENDER_ATTEMPTS - 1):
-            self._inner.check_idle()
+        with self._inner.turn:
+            for _ in range(RENDER_ATTEMPTS - 1):
+                self._inner.check_idle()
+                extension = render(self.transcript)
+                try:
+                    return self._call(lambda core, made=extension: use(core, made))  # type: ignore[misc]
+                except SessionConflictError:
+                    continue
             extension = render(self.transcript)
-            try:
-                return self._call(lambda core, made=extension: use(core, made))  # type: ignore[misc]
-            except SessionConflictError:
-                continue
-        extension = render(self.transcript)
-        return self._call(lambda core: use(core, extension))
+            return self._call(lambda core: use(core, extension))
 
 
 def sampling_params(params: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:

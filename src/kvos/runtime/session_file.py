@@ -14,6 +14,7 @@ again. Knows files; knows no engine and no blocks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -69,7 +70,11 @@ def write_session(path: Path, session: SavedSession) -> None:
     metadata = {"kvos": header, "kvos_digest": _text_digest(header)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with _replacing(path) as unfinished:
-        save_file(tensors, unfinished, metadata)
+        try:
+            save_file(tensors, unfinished, metadata)
+        except SafetensorError as error:  # the library wraps what the disk said
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
 
 
 def read_session(path: Path) -> SavedSession:
@@ -87,13 +92,20 @@ def read_session(path: Path) -> SavedSession:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise SessionFileDamagedError(f"{path} cannot be read as a session: {error}") from error
+    try:
+        return _parse(path, header, tensors)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SessionFileDamagedError(f"the description in {path} cannot be read: {error!r}") from error
+
+
+def _parse(path: Path, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> SavedSession:
     digests: dict[str, str] = header["digests"]
     if "tokens" not in tensors or _digest(tensors["tokens"]) != digests["tokens"]:
         raise SessionFileDamagedError(f"the tokens in {path} are not what was written")
     manifest = SessionManifest.from_json(header["manifest"])
     tokens = tensors["tokens"].numpy()
-    if len(tokens) != manifest.num_tokens:
-        raise SessionFileDamagedError(f"{path} holds {len(tokens)} tokens, its manifest says {manifest.num_tokens}")
+    if tokens.dtype != np.int32 or tokens.shape != (manifest.num_tokens,):
+        raise SessionFileDamagedError(f"{path} holds {tokens.shape} tokens, its manifest says {manifest.num_tokens}")
     problem = _kv_problem(tensors, digests)
     layers = range(len(digests) // 2) if problem is None else range(0)
     return SavedSession(

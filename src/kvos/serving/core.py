@@ -150,9 +150,13 @@ class EngineCore:
             self._finish(request, FinishReason.CANCELLED)
 
     def fail_all(self, error: BaseException) -> None:
-        """End every running request by ``error``."""
+        """End every running request by ``error``; each caller hears of it, whatever state its session is in."""
         for request in tuple(self._requests.values()):
-            self._fail(request, error)
+            try:
+                self._fail(request, error)
+            except Exception:
+                _logger.exception("session %s can only be closed now", request.session.id)
+                self._tell(request, Failed(error))
 
     def forget(self, session: CacheSession) -> None:
         """Cancel what runs on ``session``, close it, and give its blocks back."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +23,26 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    future: Future[Any]
+    work: Callable[[EngineCore], Any]
+
+    def run(self, core: EngineCore) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.work(core)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it from the future
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def refuse(self, error: BaseException) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class EngineThread:
     """Runs commands between steps, and steps while there are requests.
 
@@ -29,7 +51,7 @@ class EngineThread:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvos-engine", daemon=True)
@@ -42,20 +64,19 @@ class EngineThread:
             EngineStoppedError: the runtime is closed.
         """
         future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                _settle(future, lambda: command(self._core))
-
         with self._gate:
             if self._stopping:
                 raise EngineStoppedError("the runtime is closed; open a new one")
-            self._commands.put(run)
+            self._commands.put(_Command(future, command))
         return future
 
     def call(self, command: Callable[[EngineCore], T]) -> T:
-        """``submit`` and wait."""
-        return self.submit(command).result()
+        """``submit`` and wait. If waiting is interrupted, a command that has not begun is dropped."""
+        future = self.submit(command)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
 
     def stop(self) -> None:
         """Finish the commands that are in the queue, fail what is still running, end the thread. Idempotent."""
@@ -67,15 +88,31 @@ class EngineThread:
             self._thread.join()
 
     def _run(self) -> None:
-        with torch.no_grad():
-            while self._obey():
-                try:
-                    self._core.step()
-                except Exception as error:
-                    # A bug in kvos: whoever waits must hear of it, and the others' sessions must go on.
-                    _logger.exception("a step of the engine failed")
-                    self._core.fail_all(error)
-        self._core.fail_all(EngineStoppedError("the runtime was closed"))
+        try:
+            with torch.no_grad():
+                while self._obey():
+                    self._step()
+        finally:
+            self._refuse_all(EngineStoppedError("the runtime was closed"))
+
+    def _step(self) -> None:
+        try:
+            self._core.step()
+        except Exception as error:
+            # A bug in kvos: whoever waits must hear of it, and the others' sessions must go on.
+            _logger.exception("a step of the engine failed")
+            self._core.fail_all(error)
+
+    def _refuse_all(self, error: EngineStoppedError) -> None:
+        """However the thread ends, nobody waits for it afterwards."""
+        with self._gate:
+            self._stopping = True
+        self._core.fail_all(error)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command.refuse(error)
 
     def _obey(self) -> bool:
         """Run all waiting commands, waiting for one if nothing else is to be done; False at the end."""
@@ -88,13 +125,4 @@ class EngineThread:
                 continue
             if command is None:
                 return False
-            command()
-
-
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it from the future
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+            command.run(self._core)

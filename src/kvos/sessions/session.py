@@ -6,6 +6,7 @@ and ``state``, which are replaced as a whole and may be read from any thread.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from enum import Enum
 
@@ -53,7 +54,11 @@ class SessionLimits:
 
 
 class CacheSession:
-    """Spans over a sequence. Every verb checks first and changes nothing if it raises."""
+    """Spans over a sequence. Every verb checks first and changes nothing if it raises.
+
+    ``turn`` is for callers, on any thread: who renders messages holds it until they are applied, so that two callers do
+    not make each other's rendering void over and over. The engine thread never takes it.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class CacheSession:
         self.parent = parent
         self.transcript = Transcript(revision=sequence.revision) if transcript is None else transcript
         self.state = SessionState.IDLE
+        self.turn = threading.Lock()
         self._lost_tokens = 0
         self._stamp()
 

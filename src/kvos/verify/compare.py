@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +40,36 @@ class Tally:
     largest_difference: float = 0.0
     largest_relative: float = 0.0
 
+    def add(self, other: Tally) -> None:
+        """Take over what ``other`` counted."""
+        self.logit_rows += other.logit_rows
+        self.runs += other.runs
+        self.tokens_compared += other.tokens_compared
+        self.tokens_skipped += other.tokens_skipped
+        self.largest_difference = _worse(self.largest_difference, other.largest_difference)
+        self.largest_relative = _worse(self.largest_relative, other.largest_relative)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """On one record: what was counted, and what was wrong."""
+
+    counted: Tally
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """A run of the reference: logits behind tokens ``first_row`` to the end of ``ids``, ``[rows, vocab]``."""
+
+    ids: tuple[int, ...]
+    first_row: int
+    logits: torch.Tensor
+
+    def covers(self, record: LogitRecord | TokenRecord) -> bool:
+        """Whether the record's sequence is a prefix of this one, so that its rows are among these."""
+        return self.ids[: len(record.ids)] == record.ids
+
 
 @dataclass(slots=True)
 class Judge:
@@ -47,7 +77,7 @@ class Judge:
 
     Attributes:
         floor: measured as the rounds go, on their own sequences.
-        tally: of everything that was judged with ``count``.
+        tally: of all rounds that were judged.
     """
 
     reference: Reference
@@ -77,16 +107,15 @@ class Judge:
         runs = {ids: _first_row(ids, records) for ids in cover(record.ids for record in records)}
         if round_number is not None:
             self._sample_floor(round_number, runs)
-        tally = self.tally if round_number is not None else Tally()
         faults = [seen.fault] if seen.fault is not None else []
         for ids, first_row in runs.items():
-            tally.runs += 1
-            expected = self.reference.logits(ids, first_row)
-            covered = [record for record in records if ids[: len(record.ids)] == record.ids]
-            for record in covered:
-                fault = self._compare(record, ids, first_row, expected, tally)
-                if fault is not None:
-                    faults.append(fault)
+            run = _Run(ids, first_row, self.reference.logits(ids, first_row))
+            verdicts = [self._compare(record, run) for record in records if run.covers(record)]
+            faults += [verdict.fault for verdict in verdicts if verdict.fault is not None]
+            if round_number is not None:
+                self.tally.runs += 1
+                for verdict in verdicts:
+                    self.tally.add(verdict.counted)
         return min(faults, key=lambda fault: fault.operation, default=None)
 
     def _sample_floor(self, number: int, runs: dict[tuple[int, ...], int]) -> None:
@@ -95,68 +124,60 @@ class Judge:
             ids = max(runs, key=lambda sequence: len(sequence) - runs[sequence])
             self.floor.measure(ids, runs[ids])
 
-    def _compare(
-        self, record: LogitRecord | TokenRecord, ids: tuple[int, ...], first_row: int, expected: torch.Tensor, tally: Tally
-    ) -> Fault | None:
-        rows = expected[record.first_row - first_row : len(record.ids) - first_row]
-        if isinstance(record, LogitRecord):
-            compare: Callable[[], Fault | None] = lambda: self._logits_fault(record, rows, tally)  # noqa: E731
-        else:
-            compare = lambda: self._tokens_fault(record, rows, tally)  # noqa: E731
-        fault = compare()
-        if fault is None or self.is_exact:
-            return fault
-        self.floor.measure(ids, first_row)  # judged by the noise on these very ids and positions
-        return compare()
+    def _compare(self, record: LogitRecord | TokenRecord, run: _Run) -> _Verdict:
+        rows = run.logits[record.first_row - run.first_row : len(record.ids) - run.first_row]
+        verdict = self._verdict(record, rows)
+        if verdict.fault is None or self.is_exact:
+            return verdict
+        self.floor.measure(run.ids, run.first_row)  # judged by the noise on these very ids and positions
+        return self._verdict(record, rows)
 
-    def _logits_fault(self, record: LogitRecord, rows: torch.Tensor, tally: Tally) -> Fault | None:
+    def _verdict(self, record: LogitRecord | TokenRecord, rows: torch.Tensor) -> _Verdict:
+        return self._of_logits(record, rows) if isinstance(record, LogitRecord) else self._of_tokens(record, rows)
+
+    def _of_logits(self, record: LogitRecord, rows: torch.Tensor) -> _Verdict:
         if record.logits.shape != rows.shape:
             text = f"{tuple(record.logits.shape)} logits were delivered where {tuple(rows.shape)} were due"
-            return Fault(FaultKind.LOGITS, record.operation, text)
+            return _Verdict(Tally(), Fault(FaultKind.LOGITS, record.operation, text))
         apart = (record.logits.to(rows.dtype) - rows).abs()
         largest = float(rows.abs().max())
         difference = float(apart.max())
-        tally.logit_rows += len(rows)
-        tally.largest_difference = _worse(tally.largest_difference, difference)
-        tally.largest_relative = _worse(tally.largest_relative, difference / largest)
-        measure = difference / largest if self.is_exact else difference
-        if measure <= self.limit:  # false for NaN
-            return None
+        counted = Tally(len(rows), largest_difference=difference, largest_relative=difference / largest)
+        limit = self.limit * largest if self.is_exact else self.limit
+        if difference <= limit:  # false for NaN
+            return _Verdict(counted)
         row, entry = divmod(int(apart.nan_to_num(nan=torch.inf).argmax()), rows.shape[1])
+        wrong = int((~(apart.amax(dim=1) <= limit)).sum())
         text = (
             f"logit {entry} behind token {record.start + row} of {len(record.ids)} is "
             f"{float(record.logits[row, entry]):.9g}, without cache {float(rows[row, entry]):.9g}: "
             f"difference {difference:.3g}, largest logit {largest:.3g}, limit {self._limit_text()}; "
-            f"{_wrong_rows(apart, rows, self)} of {len(rows)} rows are wrong"
+            f"{wrong} of {len(rows)} rows are wrong"
         )
-        return Fault(FaultKind.LOGITS, record.operation, text)
+        return _Verdict(counted, Fault(FaultKind.LOGITS, record.operation, text))
 
-    def _tokens_fault(self, record: TokenRecord, rows: torch.Tensor, tally: Tally) -> Fault | None:
+    def _of_tokens(self, record: TokenRecord, rows: torch.Tensor) -> _Verdict:
+        counted = Tally()
         for i, given in enumerate(record.ids[record.start :]):
             best = rows[i].topk(2)
             gap = float(best.values[0] - best.values[1])
             if not self.is_exact and gap <= self.limit:
-                tally.tokens_skipped += 1
+                counted.tokens_skipped += 1
                 continue
-            tally.tokens_compared += 1
+            counted.tokens_compared += 1
             expected = int(best.indices[0])
             if given != expected:
                 text = (
                     f"token {record.start + i} was generated as {given}; without cache it is {expected}, "
                     f"{gap:.3g} logits ahead of the next (limit {self._limit_text()})"
                 )
-                return Fault(FaultKind.TOKENS, record.operation, text)
-        return None
+                return _Verdict(counted, Fault(FaultKind.TOKENS, record.operation, text))
+        return _Verdict(counted)
 
     def _limit_text(self) -> str:
         if self.is_exact:
             return f"{self.limit:g} of the largest logit"
         return f"{self.limit:.3g}, that is {NOISE_FACTOR:g} noise floors"
-
-
-def _wrong_rows(apart: torch.Tensor, rows: torch.Tensor, judge: Judge) -> int:
-    limit = judge.limit * float(rows.abs().max()) if judge.is_exact else judge.limit
-    return int((~(apart.amax(dim=1) <= limit)).sum())
 
 
 def _first_row(ids: tuple[int, ...], records: Iterable[LogitRecord | TokenRecord]) -> int:

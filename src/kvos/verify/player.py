@@ -267,8 +267,7 @@ class Player:
         failed: list[OutOfBlocksError] = []
         for live in lives:
             try:
-                settings = {"max_tokens": tokens, "ignore_eos": not live.is_chat}
-                streams.append((live, live.session.generate(**settings)))
+                streams.append((live, live.session.generate(max_tokens=tokens, ignore_eos=not live.is_chat)))
             except OutOfBlocksError as error:
                 failed.append(error)
                 self._take_account(live)

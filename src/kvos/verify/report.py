@@ -134,7 +134,9 @@ def _figures(report: VerifyReport) -> Table:
         f"{report.floor:.3g} logits over {report.floor_pairs} pairs of runs without cache, "
         f"of {report.floor_sequences} sequences",
     )
-    limit = f"{FP64_TOLERANCE:g} of the largest logit" if exact else f"{report.limit:.3g} logits, {NOISE_FACTOR:g} floors"
+    limit = (
+        f"{FP64_TOLERANCE:g} of the largest logit" if exact else f"{report.limit:.3g} logits, {NOISE_FACTOR:g} floors"
+    )
     table.add_row("limit", limit)
     table.add_row(
         "generated tokens", f"{tally.tokens_compared} compared, {tally.tokens_skipped} skipped as too close to call"

@@ -38,9 +38,7 @@ class _Search:
         return True
 
 
-def shrink(
-    operations: Sequence[Operation], fails: Predicate, *, max_trials: int = MAX_TRIALS
-) -> tuple[Operation, ...]:
+def shrink(operations: Sequence[Operation], fails: Predicate, *, max_trials: int = MAX_TRIALS) -> tuple[Operation, ...]:
     """The shortest history found from which ``fails`` is still true; ``operations`` must be one for which it is.
 
     No single operation can be left out of the result, and no number in it made smaller in one step, unless
