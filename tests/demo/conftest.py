@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def script() -> Script:
+@pytest.fixture(scope="session")
+def toy_script() -> Script:
     return Script(
         system="You are the supervisor of a lamp shop. " * 4,
         supervisor="supervisor",
@@ -31,25 +30,5 @@ def script() -> Script:
         resumed_turn="And now?",
         max_tokens=9,
         stop=(),
-        histories=(40, 10_000),
+        histories=(40, 200),
     )
-
-
-@pytest.fixture
-def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go meanwhile."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
-
-
-@pytest.fixture
-def kvos_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    monkeypatch.setenv("KVOS_HOME", str(home))
-    return home
-
-
-ChildPids = Callable[[], list[int]]

@@ -25,7 +25,7 @@ class History:
 
 @dataclass(frozen=True)
 class Work:
-    """``rows`` new tokens of a sequence in the next step; ``write=False`` computes the last token again, stores nothing."""
+    """``rows`` new tokens of a sequence in the next step; ``write=False`` computes old ones again, stores nothing."""
 
     history: History
     rows: int

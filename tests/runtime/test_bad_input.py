@@ -31,7 +31,8 @@ from serving.harness import some_ids
 VOCAB = 259
 NAMES = ["", " ", "\n", "a\nb", "a\tb", "a\x00b", "x" * 201, "\ud800", 5, b"x", True, ["a"], 1.5]
 FILE_NAMES = [
-    "", " ", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "a\nb", "a\x00b", ".hidden", "-x", "é", "x" * 121, "~x", "a" + " " * 118 + "b",
+    "", " ", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "a\nb", "a\x00b", ".hidden", "-x", "é", "x" * 121, "~x",
+    "a" + " " * 118 + "b",
     None, 5, b"x", ["a"], True,
 ]  # fmt: skip
 
@@ -46,6 +47,12 @@ def picture(runtime: kvos.Runtime) -> list[Any]:
     return [sessions, runtime.stats(), runtime.saved_sessions()]
 
 
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content} | more
+
+
+CALL = said(None, role="assistant", tool_calls=[1])
+
 Call = Callable[[kvos.Runtime, kvos.Session, kvos.Session], object]
 """A call on the runtime, a session of messages, and one of raw tokens."""
 
@@ -53,21 +60,21 @@ CALLS: list[tuple[str, type[KvosError], Call]] = [
     # messages
     ("no messages", InvalidMessageError, lambda rt, chat, raw: chat.append([])),
     ("an unknown role", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "robot", "content": "x"})),
-    ("null content", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user", "content": None})),
+    ("null content", InvalidMessageError, lambda rt, chat, raw: chat.append(said(None))),
     ("no content", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user"})),
-    ("empty content", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user", "content": ""})),
-    ("content in parts", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user", "content": [{"text": "x"}]})),
-    ("a lone surrogate", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user", "content": "a\ud800"})),
-    ("a surrogate in a field", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "user", "content": "a", "name": "\ud800"})),
+    ("empty content", InvalidMessageError, lambda rt, chat, raw: chat.append(said(""))),
+    ("content in parts", InvalidMessageError, lambda rt, chat, raw: chat.append(said([{"text": "x"}]))),
+    ("a lone surrogate", InvalidMessageError, lambda rt, chat, raw: chat.append(said("a\ud800"))),
+    ("a surrogate in a field", InvalidMessageError, lambda rt, chat, raw: chat.append(said("a", name="\ud800"))),
     ("a string", InvalidMessageError, lambda rt, chat, raw: chat.append("hello")),  # type: ignore[arg-type]
-    ("a wrong one among good ones", InvalidMessageError, lambda rt, chat, raw: chat.append([{"role": "user", "content": "x"}, {}])),
-    ("null content that the template joins", InvalidMessageError, lambda rt, chat, raw: chat.append({"role": "assistant", "content": None, "tool_calls": [1]})),
-    ("an unknown kind", InvalidInputError, lambda rt, chat, raw: chat.append({"role": "user", "content": "x"}, kind="poem")),
-    ("a kind that is a list", InvalidInputError, lambda rt, chat, raw: chat.append({"role": "user", "content": "x"}, kind=[])),  # type: ignore[arg-type]
-    ("a version that is no text", InvalidInputError, lambda rt, chat, raw: chat.append({"role": "user", "content": "x"}, version=5)),  # type: ignore[arg-type]
-    ("a version with a surrogate", InvalidInputError, lambda rt, chat, raw: chat.append({"role": "user", "content": "x"}, version="\ud800")),
-    ("a message longer than the context", ContextLengthExceededError, lambda rt, chat, raw: chat.append({"role": "user", "content": "x" * 400})),
-    ("messages into raw tokens", InvalidInputError, lambda rt, chat, raw: raw.append({"role": "user", "content": "x"})),
+    ("a wrong one among good ones", InvalidMessageError, lambda rt, chat, raw: chat.append([said("x"), {}])),
+    ("null content that the template joins", InvalidMessageError, lambda rt, chat, raw: chat.append(CALL)),
+    ("an unknown kind", InvalidInputError, lambda rt, chat, raw: chat.append(said("x"), kind="poem")),
+    ("a kind that is a list", InvalidInputError, lambda rt, chat, raw: chat.append(said("x"), kind=[])),  # type: ignore[arg-type]
+    ("a version that is no text", InvalidInputError, lambda rt, chat, raw: chat.append(said("x"), version=5)),  # type: ignore[arg-type]
+    ("a version with a surrogate", InvalidInputError, lambda rt, chat, raw: chat.append(said("x"), version="\ud800")),
+    ("too long a message", ContextLengthExceededError, lambda rt, chat, raw: chat.append(said("x" * 400))),
+    ("messages into raw tokens", InvalidInputError, lambda rt, chat, raw: raw.append(said("x"))),
     # token ids
     ("no tokens", InvalidInputError, lambda rt, chat, raw: raw.append_tokens([])),
     ("a negative id", InvalidTokenError, lambda rt, chat, raw: raw.append_tokens([5, -1])),
@@ -128,14 +135,14 @@ CALLS: list[tuple[str, type[KvosError], Call]] = [
     ("a saved session that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.load("nothing")),
     ("a file that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.load(Path("/nowhere/x.kvos"))),
     ("a folder as a file", SessionNotFoundError, lambda rt, chat, raw: rt.load(Path("/"))),
-    ("the end of a saved session that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.delete_saved("nothing")),
+    ("the end of one that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.delete_saved("nothing")),
 ]  # fmt: skip
 
 
 @pytest.fixture
 def prepared(open_toy: Callable[..., kvos.Runtime]) -> tuple[kvos.Runtime, kvos.Session, kvos.Session]:
     runtime = open_toy(max_context_tokens=300)
-    chat = runtime.session("chat", messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    chat = runtime.session("chat", messages=[{"role": "system", "content": "s"}, said("u")])
     raw = runtime.session("raw")
     raw.append_tokens(some_ids(20))
     raw.prefill()
@@ -200,12 +207,12 @@ def test_odd_names_that_are_allowed_work(runtime: kvos.Runtime) -> None:
 
 
 def test_a_closed_session_says_so_to_every_verb(runtime: kvos.Runtime) -> None:
-    session = runtime.session("gone", messages={"role": "user", "content": "x"})
+    session = runtime.session("gone", messages=said("x"))
     session.close()
     session.close()
     before = picture(runtime)
     for call in (
-        lambda: session.append({"role": "user", "content": "x"}),
+        lambda: session.append(said("x")),
         lambda: session.append_tokens([5]),
         lambda: session.score([5]),
         lambda: session.generate(),
@@ -221,10 +228,10 @@ def test_a_closed_session_says_so_to_every_verb(runtime: kvos.Runtime) -> None:
 
 
 def test_a_busy_session_says_so_to_every_verb(runtime: kvos.Runtime) -> None:
-    session = runtime.session("busy", messages={"role": "user", "content": "x"})
+    session = runtime.session("busy", messages=said("x"))
     with session.generate(ignore_eos=True):
         for call in (
-            lambda: session.append({"role": "user", "content": "x"}),
+            lambda: session.append(said("x")),
             lambda: session.append_tokens([5]),
             lambda: session.score([5]),
             lambda: session.generate(),
@@ -258,7 +265,8 @@ def test_a_copy_of_the_tokens_is_the_callers(runtime: kvos.Runtime) -> None:
 
 @pytest.mark.parametrize("settings", [
     {"block_size": 7}, {"block_size": 0}, {"cache_bytes": 1}, {"cache_bytes": -1}, {"max_context_tokens": 0},
-    {"max_running": 0}, {"dtype": "fp128"}, {"dtype": "fp32"}, {"blocksize": 8}, {"cache_bytes": 4096, "block_size": 128},
+    {"max_running": 0}, {"dtype": "fp128"}, {"dtype": "fp32"}, {"blocksize": 8},
+    {"cache_bytes": 4096, "block_size": 128},
 ])  # fmt: skip
 def test_a_runtime_that_cannot_be_opened_leaves_the_model_as_it_was(settings: dict[str, Any], tmp_path: Path) -> None:
     model = toy_model(dtype=torch.float64)

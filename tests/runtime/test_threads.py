@@ -62,7 +62,9 @@ def test_appends_of_many_threads_all_arrive_whole(runtime: kvos.Runtime) -> None
 
     def say(who: int) -> None:
         for number in range(6):
-            runtime.get("chat").append([{"role": "user", "content": f"{who}:{number}"}, {"role": "user", "content": "."}])
+            runtime.get("chat").append(
+                [{"role": "user", "content": f"{who}:{number}"}, {"role": "user", "content": "."}]
+            )
             raw.append_tokens([10 + who] * 3)
 
     run_all([lambda who=who: say(who) for who in range(8)])

@@ -253,7 +253,7 @@ def test_the_counters_add_up() -> None:
     bench = Bench()
     first = bench.raw(some_ids(20))
     ends: list[Finished] = [bench.compute(first), bench.reply(first, max_tokens=5, ignore_eos=True)]
-    second = bench.raw(some_ids(20) + [3, 4])
+    second = bench.raw([*some_ids(20), 3, 4])
     ends.append(bench.reply(second, max_tokens=4, ignore_eos=True))
     prompts = sum(end.usage.prompt_tokens for end in ends)
     reused = sum(end.usage.reused_tokens for end in ends)

@@ -102,7 +102,7 @@ class Boom(RuntimeError):
     pass
 
 
-def failing(*passes: int) -> "type[Engine] | object":
+def failing(*passes: int) -> type[Engine] | object:
     return lambda engine: FaultyEngine(engine, lambda number, batch: Boom(str(number)) if number in passes else None)
 
 

@@ -16,7 +16,9 @@ VOCABULARY = [
     "€".encode()[2:], "😀".encode()[:2], "😀".encode()[2:], b"a\xe2", b"\x82\xacb", b"\xff", b"\xc3", "\ufffd".encode(),
 ]  # fmt: skip
 tokens_lists = st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=25)
-stop_lists = st.lists(st.sampled_from(["a", "ab", "bb", "aba", "b a", "aabb", "€", "é", "€b", "\n\n", "😀a"]), max_size=3)
+stop_lists = st.lists(
+    st.sampled_from(["a", "ab", "bb", "aba", "b a", "aabb", "€", "é", "€b", "\n\n", "😀a"]), max_size=3
+)
 
 
 def decode(ids: Sequence[int]) -> str:

@@ -111,7 +111,12 @@ def test_a_seeded_reply_is_the_one_that_generate_gives(settings: dict[str, Any])
     ids = some_ids(30)
     torch.manual_seed(11)
     expected = reference().generate(
-        torch.tensor([ids]), do_sample=True, max_new_tokens=12, pad_token_id=0, eos_token_id=2, **{"top_k": 0, **settings}
+        torch.tensor([ids]),
+        do_sample=True,
+        max_new_tokens=12,
+        pad_token_id=0,
+        eos_token_id=2,
+        **{"top_k": 0, **settings},
     )[0, len(ids) :]
     bench = Bench()
     assert list(bench.reply(bench.raw(ids), max_tokens=12, seed=11, **settings).tokens) == expected.tolist()

@@ -1,7 +1,7 @@
-"""Random histories of sessions on a pool that is too small for them, with a real model, against plain runs without cache.
+"""Random histories of sessions on a pool that is too small for them, with a real model, against runs without any cache.
 
-Everything at once: appends, replies side by side, forks, truncations, cancellations, closes, exports and imports, in two
-tenants; blocks run out and are reclaimed. After each step the bookkeeping must agree with itself and with what each
+Everything at once: appends, replies side by side, forks, truncations, cancellations, closes, exports and imports, in
+two tenants; blocks run out and are reclaimed. After each step the bookkeeping must agree with itself and with what each
 session was told; replies must be the plain model's likeliest tokens, and in the end so must be every session's next
 logits.
 """

@@ -28,7 +28,8 @@ CHATML = (
 STRIPS_THINKING = (
     "{% for m in messages %}"
     "{% set c = m['content'] %}"
-    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}"
+    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in c %}"
+    "{% set c = c.split('</think>')[-1] %}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + c + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -47,8 +48,9 @@ FOLDS_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{% set s = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
     "{% else %}{% set s = '' %}{% set rest = messages %}{% endif %}"
     "{% if rest | length == 0 %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
-    "{% for m in rest %}{{ '<|im_start|>' + m['role'] + '\n' + (s if loop.first else '') + m['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for m in rest %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if loop.first %}{{ s }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 NO_GENERATION_PROMPT = CHATML.partition("{% if add_generation_prompt")[0]

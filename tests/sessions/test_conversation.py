@@ -258,7 +258,9 @@ def test_half_a_character_at_the_end_of_a_reply_keeps_its_id() -> None:
     events = bench.say(session, [*ids_of(bench, "caf"), *half])
     assert events.finished.content == events.text == "caf\ufffd"
     bench.handle(session).append(AGAIN)
-    assert tokens(session) == prompt + ids_of(bench, "caf") + half + ids_of(bench, "<|im_end|>\n" + turn("user", AGAIN["content"]))
+    assert tokens(session) == prompt + ids_of(bench, "caf") + half + ids_of(
+        bench, "<|im_end|>\n" + turn("user", AGAIN["content"])
+    )
     bench.check(session)
 
 

@@ -45,7 +45,10 @@ def test_a_block_knows_whose_tokens_it_holds() -> None:
     spans = session.transcript.spans
     assert session.spans_in_block(a) == (BlockSpan(session.id, spans[0], 0, 5), BlockSpan(session.id, spans[1], 5, 8))
     assert session.spans_in_block(b) == (BlockSpan(session.id, spans[2], 8, 16),)
-    assert session.spans_in_block(c) == (BlockSpan(session.id, spans[3], 16, 17), BlockSpan(session.id, spans[4], 17, 19))
+    assert session.spans_in_block(c) == (
+        BlockSpan(session.id, spans[3], 16, 17),
+        BlockSpan(session.id, spans[4], 17, 19),
+    )
     assert session.spans_in_block(max(a, b, c) + 1) == ()
 
 
@@ -76,9 +79,13 @@ def test_the_two_maps_are_each_others_reverse() -> None:
 
 def test_an_empty_span_is_in_no_block() -> None:
     bench = Bench()
-    template = str(bench.tokenizer.chat_template).replace("in messages %}", "in messages if message['role'] != 'tool' %}")
+    template = str(bench.tokenizer.chat_template).replace(
+        "in messages %}", "in messages if message['role'] != 'tool' %}"
+    )
     bench.tokenizer.chat_template = template
-    session = bench.chat({"role": "user", "content": "hi"}, {"role": "tool", "content": "x"}, {"role": "user", "content": "y"})
+    session = bench.chat(
+        {"role": "user", "content": "hi"}, {"role": "tool", "content": "x"}, {"role": "user", "content": "y"}
+    )
     bench.compute(session)
     assert session.transcript.spans[1].num_tokens == 0
     assert session.blocks_by_span()[1] == ()
@@ -139,9 +146,7 @@ def test_two_sessions_of_one_prompt_version_hold_it_in_the_same_blocks() -> None
 
 def test_tool_messages_are_found_in_their_blocks() -> None:
     bench = Bench()
-    bench.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['role'][0] + (m['content'] or 'call') }}{% endfor %}"
-    )
+    bench.tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + (m['content'] or 'call') }}{% endfor %}"
     session = bench.open()
     handle = bench.handle(session)
     handle.append({"role": "system", "content": "tools!!"}, kind=SpanKind.TOOLS)  # s + 7: block 0
@@ -162,7 +167,10 @@ def test_maps_follow_a_truncation() -> None:
     session = spans_of(bench, 6, 6, 6)
     a, b, _ = bench.table(session)
     bench.handle(session).truncate(tokens=10)
-    assert bench.handle(session).span_blocks() == {0: (SpanBlock(a, 0, 6),), 1: (SpanBlock(a, 6, 8), SpanBlock(b, 0, 2))}
+    assert bench.handle(session).span_blocks() == {
+        0: (SpanBlock(a, 0, 6),),
+        1: (SpanBlock(a, 6, 8), SpanBlock(b, 0, 2)),
+    }
 
 
 def test_the_maps_name_where_the_values_really_are() -> None:

@@ -22,10 +22,13 @@ WRONG: list[tuple[Any, str]] = [
     ({"role": "assistant", "content": None}, "null content"),
     ({"role": "assistant", "content": None, "tool_calls": []}, "null content"),
     ({"role": "user", "content": ""}, "empty content"), ({"role": "user", "content": 5}, "int"),
-    ({"role": "user", "content": b"x"}, "bytes"), ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "list"),
+    ({"role": "user", "content": b"x"}, "bytes"),
+    ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "list"),
     ({"role": "user", "content": "a\ud800b"}, "Unicode"), ({"role": "user", "content": "\udfff"}, "Unicode"),
-    ({"role": "user", "content": "x", "name": object()}, "JSON"), ({"role": "user", "content": "x", "n": float("nan")}, "JSON"),
-    ({"role": "user", "content": "x", "name": "a\ud800"}, "Unicode"), ({"role": "user", "content": "x", "s": {1}}, "JSON"),
+    ({"role": "user", "content": "x", "name": object()}, "JSON"),
+    ({"role": "user", "content": "x", "n": float("nan")}, "JSON"),
+    ({"role": "user", "content": "x", "name": "a\ud800"}, "Unicode"),
+    ({"role": "user", "content": "x", "s": {1}}, "JSON"),
     ([{"role": "user", "content": "fine"}, {"role": "user", "content": ""}], "message 1"),
 ]  # fmt: skip
 

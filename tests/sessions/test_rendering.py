@@ -67,7 +67,10 @@ def test_a_default_system_prompt_belongs_to_the_first_message() -> None:
     talk.append(USER)
     talk.append(ASSISTANT)
     assert talk.tokens.tolist() == whole(talk.tokenizer, [USER, ASSISTANT])
-    assert talk.texts() == [turn("system", "You are a toy.") + turn("user", USER["content"]), turn("assistant", "Five days.")]
+    assert talk.texts() == [
+        turn("system", "You are a toy.") + turn("user", USER["content"]),
+        turn("assistant", "Five days."),
+    ]
 
 
 def test_special_tokens_in_a_users_text_are_what_the_library_makes_of_them() -> None:
@@ -114,7 +117,11 @@ def test_stripped_thoughts_leave_the_span_to_what_is_left() -> None:
     assert talk.texts()[2] == turn("assistant", thinking["content"])
     talk.append(AGAIN)
     assert talk.tokens.tolist() == whole(talk.tokenizer, [SYSTEM, USER, thinking, AGAIN])
-    assert talk.texts()[1:] == [turn("user", USER["content"]), turn("assistant", "Five days."), turn("user", "And by card?")]
+    assert talk.texts()[1:] == [
+        turn("user", USER["content"]),
+        turn("assistant", "Five days."),
+        turn("user", "And by card?"),
+    ]
 
 
 def test_trimmed_content_is_covered_by_its_span() -> None:
@@ -131,7 +138,10 @@ def test_tool_calls_and_results_are_spans_of_their_own_kind() -> None:
     talk.append(USER, call)
     talk.append(result)
     assert talk.tokens.tolist() == whole(talk.tokenizer, [USER, call, result])
-    assert talk.texts()[1:] == ["<|im_start|>assistant\n<tool_call>book</tool_call><|im_end|>\n", turn("tool", "booked")]
+    assert talk.texts()[1:] == [
+        "<|im_start|>assistant\n<tool_call>book</tool_call><|im_end|>\n",
+        turn("tool", "booked"),
+    ]
     assert [span.kind for span in talk.transcript.spans] == [SpanKind.USER, SpanKind.TOOL_CALL, SpanKind.TOOL_RESULT]
     assert [message.as_dict() for message in talk.messages] == [USER, call, result]
 

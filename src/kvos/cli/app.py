@@ -9,7 +9,7 @@ import typer
 from kvos.cli.bench import bench_app
 from kvos.cli.chat.command import CHAT_HELP, chat
 from kvos.cli.demo import DEMO_HELP, demo
-from kvos.cli.failures import KvosGroup
+from kvos.cli.failures import KvosGroup, quiet_libraries
 from kvos.cli.help_text import HELP_SETTINGS, help_text
 from kvos.cli.model import model_app
 from kvos.cli.sessions import sessions_app
@@ -55,7 +55,9 @@ def options(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options in front of the command; ``KvosGroup`` and the callbacks read them."""
+    """Options in front of the command; ``KvosGroup`` reads ``debug`` too."""
+    if not debug:
+        quiet_libraries()
 
 
 def main() -> None:

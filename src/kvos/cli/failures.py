@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -25,7 +26,7 @@ from typer.core import TyperGroup
 from kvos.cli.console import error_console, printable
 from kvos.errors import ClientError, KvosError
 
-__all__ = ["CLIENT_ERROR", "INTERRUPTED", "PIPE_CLOSED", "SERVER_ERROR", "KvosGroup", "show_error"]
+__all__ = ["CLIENT_ERROR", "INTERRUPTED", "PIPE_CLOSED", "SERVER_ERROR", "KvosGroup", "quiet_libraries", "show_error"]
 
 CLIENT_ERROR, SERVER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 3, 130, 141
 
@@ -57,6 +58,12 @@ def show_error(error: BaseException) -> None:
     text = printable(str(error)) or type(error).__name__
     console.print("[bold red]kvos:[/bold red] ", end="")
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
+
+
+def quiet_libraries() -> None:
+    """Keep off the screen what torch and Transformers say to their callers' authors about their next versions."""
+    for category in (DeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"(torch|transformers)\b")
 
 
 def _mute_stdout() -> None:

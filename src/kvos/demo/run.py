@@ -106,9 +106,8 @@ def play(
             )
             saved = story.save(supervisor, folder / "supervisor.kvos")
             stats = runtime.stats()
-        show.note(
-            f"Saved {saved.tokens:,} tokens, {size(saved.path.stat().st_size)}. Process {os.getpid()} has closed its runtime."
-        )
+        written = size(saved.path.stat().st_size)
+        show.note(f"Saved {saved.tokens:,} tokens, {written}. Process {os.getpid()} has closed its runtime.")
         job = _job(model, dtype, script, saved, folder)
         resume, evidence = resume_elsewhere(job, saved, folder, show)
     story.evidence.append(evidence)

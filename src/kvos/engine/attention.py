@@ -114,7 +114,9 @@ class PackedForward:
             )
         layout = self._pool.layout
         if layer >= layout.num_layers:
-            raise EngineContractError(f"attention ran for layer {layer}, but the KV layout has {layout.num_layers} layers")
+            raise EngineContractError(
+                f"attention ran for layer {layer}, but the KV layout has {layout.num_layers} layers"
+            )
         if key.dtype != layout.dtype or query.shape[0] != 1:
             raise EngineContractError(
                 f"layer {layer} produced keys of {key.dtype} in {query.shape[0]} rows of batch; "
@@ -177,7 +179,7 @@ def _attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    is_causal: bool | None = None,
+    is_causal: bool | None = None,  # noqa: FBT001 - the library calls it by name
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     forward = keywords.get(FORWARD_KEYWORD)

@@ -102,7 +102,7 @@ class Engine(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Hex digest of weights, config and RoPE: equal for equal models, on any machine. Cached; slow the first time."""
+        """Hex digest of weights, config and RoPE: equal for equal models anywhere. Cached; slow the first time."""
 
     @abstractmethod
     def close(self) -> None:

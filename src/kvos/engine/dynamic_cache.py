@@ -1,7 +1,7 @@
 """The simplest engine: a plain loop over sequences, each run with the model library's own ``DynamicCache``.
 
-It copies every sequence's whole past in each step and batches nothing, so it is slow; it is short, it needs no attention
-function, and it is the worked example of ``docs/integrate.md``.
+It copies every sequence's whole past in each step and batches nothing, so it is slow; it is short, it needs no
+attention function, and it is the worked example of ``docs/integrate.md``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class DynamicCacheEngine(Engine):
         first, last = np.searchsorted(batch.write_rows, (start, stop))
         inside = self._tensor(batch.write_rows[first:last] - start + past)
         for layer in range(self.layout.num_layers):
-            kept = cache.layers[layer]
+            kept: Any = cache.layers[layer]
             if kept.keys.shape[2] != past + stop - start:
                 raise EngineContractError(
                     f"layer {layer} left {kept.keys.shape[2]} tokens in the cache, expected {past + stop - start}"

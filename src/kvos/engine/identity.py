@@ -37,8 +37,8 @@ _CHUNK_ELEMENTS = 1 << 22
 def model_identity(config: PreTrainedConfig, weights: Mapping[str, torch.Tensor]) -> str:
     """Hex digest (blake2b, 32 bytes) of the config's facts and of every weight's exact values.
 
-    Values count, not their storage: weights that were widened without loss (bf16 or fp16 to fp32, fp32 to fp64) keep the
-    identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
+    Values count, not their storage: weights that were widened without loss (bf16 or fp16 to fp32, fp32 to fp64) keep
+    the identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
     gigabyte and core.
 
     Args:

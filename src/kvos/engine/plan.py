@@ -73,13 +73,13 @@ class SlotIndex:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._pool.device)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]``; views of the pool where possible."""
+        """Keys ``[tokens, kv_heads, k_dim]`` and values ``[tokens, kv_heads, v_dim]``; views if possible."""
         spec = self._pool.layout.layers[layer]
         if len(self._parts) == 1:
             return self._take(self._parts[0], layer)
-        options = {"dtype": self._pool.layout.dtype, "device": self._pool.device}
-        keys = torch.empty((self._count, spec.kv_heads, spec.k_dim), **options)
-        values = torch.empty((self._count, spec.kv_heads, spec.v_dim), **options)
+        like = self._pool.segments[0].keys[0]
+        keys = like.new_empty((self._count, spec.kv_heads, spec.k_dim))
+        values = like.new_empty((self._count, spec.kv_heads, spec.v_dim))
         for part in self._parts:
             key, value = self._take(part, layer)
             keys[part.rows] = key
@@ -124,7 +124,7 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows ``start`` to ``stop`` of a chunk see the first ``context`` tokens; ``mask`` ``[rows, context]`` or None: causal."""
+    """Rows ``start`` to ``stop`` of a chunk see ``context`` tokens; ``mask`` ``[rows, context]`` or None: causal."""
 
     start: int
     stop: int
@@ -185,12 +185,13 @@ def check_batch(batch: PackedBatch, pool: BlockPool) -> None:
         EngineContractError: names what contradicts what.
     """
     starts, lengths, size = batch.query_starts, batch.context_lengths, pool.layout.block_size
+    if batch.num_rows == 0 or len(starts) != len(lengths) + 1 or len(batch.block_tables) != len(lengths):
+        raise EngineContractError("a batch needs rows, and one start, one length and one block table per sequence")
     rows = np.diff(starts)
     width = batch.block_tables.shape[1] * size
     used = np.arange(batch.block_tables.shape[1]) * size < lengths[:, None]
     tables = batch.block_tables[used]
     checks = (
-        (batch.num_rows > 0 and len(starts) == len(lengths) + 1, "a batch needs rows, and one start per sequence"),
         (starts[0] == 0 and starts[-1] == batch.num_rows, "query_starts must run from 0 to the number of rows"),
         (bool((rows > 0).all()), "every sequence of a batch needs a row"),
         (bool((lengths >= rows).all()), "a sequence has more rows than tokens to see"),

@@ -107,8 +107,8 @@ def check_model(model: nn.Module) -> torch.dtype:
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not a Transformers PreTrainedModel; a wrapper (PEFT, compile, parallel) has to be "
-            "merged or taken off first"
+            f"{type(model).__name__} is not a Transformers PreTrainedModel; a wrapper (PEFT, compile, parallel) has to "
+            "be merged or taken off first"
         )
     check_supported(model.config)
     name = f"{type(model).__name__} (model type {model.config.model_type!r})"
@@ -123,7 +123,10 @@ def check_model(model: nn.Module) -> torch.dtype:
         raise UnsupportedModelError(f"{name} has quantised layers, which this engine lacks: {(wrapped + packed)[0]}")
     if len({value.dtype for value in parameters.values()}) > 1:
         raise UnsupportedModelError(f"{name} mixes weight dtypes; load it in one dtype")
-    if len({value.device for value in parameters.values()}) > 1 or next(iter(parameters.values())).device.type == "meta":
+    if (
+        len({value.device for value in parameters.values()}) > 1
+        or next(iter(parameters.values())).device.type == "meta"
+    ):
         raise UnsupportedModelError(f"{name} is spread over several devices; this engine runs on one")
     dtype: torch.dtype = model.dtype
     return dtype

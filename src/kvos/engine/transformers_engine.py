@@ -98,9 +98,9 @@ class TransformersEngine(Engine):
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> torch.Tensor:
-        """As the protocol says. The logits are an inference tensor: clone them to change them outside inference mode."""
+        """As the protocol says. The logits are an inference tensor: clone them to change them outside that mode."""
         if self._pool is None:
-            raise EngineContractError("the engine has no pool: attach one first")
+            raise EngineContractError("the engine is closed, or has no pool: attach one first")
         return self._run(batch, self._pool)
 
     def _run(self, batch: PackedBatch, pool: BlockPool) -> torch.Tensor:
@@ -157,8 +157,8 @@ class TransformersEngine(Engine):
             difference = float((logits - expected).abs().max() / expected.abs().max())
             if difference > _TRIAL_TOLERANCE[self.layout.dtype]:
                 raise EngineContractError(
-                    f"{self.info.model_name}: logits through kvos differ from the plain model's by {difference:.2g} of the "
-                    "largest; the model does something in attention that kvos does not know"
+                    f"{self.info.model_name}: logits through kvos differ from the plain model's by {difference:.2g} of "
+                    "the largest; the model does something in attention that kvos does not know"
                 )
 
     def identity(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 
@@ -11,6 +13,8 @@ from kvos.serving import EngineCore
 from kvos.sessions import CacheSession, SavedSession, SessionManifest
 
 __all__ = ["check_loadable", "export_session", "import_session"]
+
+_logger = logging.getLogger(__name__)
 
 
 def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts, identity: str) -> SavedSession:
@@ -76,8 +80,12 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
     try:
         session.restore(saved.manifest.transcript, saved.tokens)
         session.sequence.adopt_prefix()
-        if kv_obstacle(core, saved, parts) is None:
+        obstacle = kv_obstacle(core, saved, parts)
+        if obstacle is None:
             _write_kv(core, session, saved)
+        else:
+            session.saved_kv_unusable = True
+            _logger.warning("session %s was loaded, and will be computed again: %s", name, obstacle)
     except BaseException:
         core.forget(session)
         raise

@@ -179,7 +179,8 @@ def _kv_problem(tensors: dict[str, torch.Tensor], digests: dict[str, str]) -> st
 def _digest(tensor: torch.Tensor) -> str:
     """BLAKE2b over dtype, shape and bytes."""
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=32)
-    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    if tensor.numel():  # an empty tensor can't be viewed as bytes
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -5,6 +5,7 @@ Knows which blocks can be reclaimed and who holds the others; knows no single se
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -19,6 +20,11 @@ from kvos.storage import BlockAllocator, BlockPool, Reservation
 from kvos.types import BlockIds, OwnerId, SequenceId
 
 __all__ = ["BlockManager"]
+
+_logger = logging.getLogger(__name__)
+
+RECLAIM_SHARE = 64
+"""A full pool reclaims at least one in so many of its blocks at once, if as many are cached."""
 
 SCRUB_BATCH = 64
 """Blocks overwritten per idle moment: a few milliseconds, so that a new request never waits for long."""
@@ -108,7 +114,9 @@ class BlockManager:
             return
         if missing > self.allocator.counts().cached:
             raise self._out_of_blocks(n)
-        removed = self.index.remove_coldest(missing, self._policy, self.allocator.is_cached)
+        # Finding the coldest looks at every entry, so a large pool reclaims some more at once.
+        wanted = max(missing, min(self.allocator.counts().cached, self.pool.max_blocks // RECLAIM_SHARE))
+        removed = self.index.remove_coldest(wanted, self._policy, self.allocator.is_cached)
         self.allocator.reclaim(np.array(removed, np.int64))
         self.counters.add("blocks_reclaimed", len(removed))
         if len(removed) < missing:  # a CACHED block stays while a transfer uses one that hangs below it
@@ -119,7 +127,12 @@ class BlockManager:
         return OutOfBlocksError(asked, counts.free, counts.cached, counts.held, self.holders())
 
     def _grow(self) -> bool:
-        added = self.pool.grow()
+        """Add a segment; False if the pool is at its limit, or the machine has no memory for one now."""
+        try:
+            added = self.pool.grow()
+        except (RuntimeError, MemoryError) as error:
+            _logger.warning("no memory for another segment of KV blocks, going on with what there is: %s", error)
+            return False
         if added:
             self.allocator.grow(added)
             self.counters.add("segments_added", 1)

@@ -206,6 +206,7 @@ class EngineCore:
             undo()
             raise
         request.lost_to_template = request.session.take_lost_tokens()
+        request.saved_kv_unusable, request.session.saved_kv_unusable = request.session.saved_kv_unusable, False
         request.prompt_tokens = sequence.num_tokens
         request.reused = already + request.shared
         request.met_eviction = sequence.next_was_evicted()

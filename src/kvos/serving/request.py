@@ -48,6 +48,7 @@ class WhyComputed(Enum):
     NOTHING = "everything was cached; at most the last token was computed again, for its logits"
     NEW_TOKENS = "no full block of this tenant held these tokens behind this prefix"
     EVICTED = "blocks with these tokens were cached, and were reclaimed when the pool was full"
+    SAVED_KV_UNUSABLE = "the keys and values in the saved session were damaged, or computed in another dtype"
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
 
 
@@ -134,6 +135,7 @@ class Request:
         logits_from: first token whose logits are wanted; None for those of the last token alone.
         lost_to_template: held tokens that had to go because the template rewrote them.
         met_eviction: what had to be computed had been cached once.
+        saved_kv_unusable: what had to be computed was in the file that the session was loaded from.
         reply: the text so far, if this generates; ``sampling`` likewise.
         scored: logits of the wanted rows so far.
         deserted: the caller could not take an event; nobody listens any more.
@@ -151,6 +153,7 @@ class Request:
     reservation: Reservation | None = None
     lost_to_template: int = 0
     met_eviction: bool = False
+    saved_kv_unusable: bool = False
     scored: list[torch.Tensor] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
@@ -177,6 +180,8 @@ class Request:
             why = WhyComputed.NOTHING
         elif self.lost_to_template:
             why = WhyComputed.TEMPLATE_REWROTE_HISTORY
+        elif self.saved_kv_unusable:
+            why = WhyComputed.SAVED_KV_UNUSABLE
         elif self.met_eviction:
             why = WhyComputed.EVICTED
         return Usage(

@@ -44,7 +44,8 @@ def parse_messages(messages: MessageInput) -> tuple[Message, ...]:
     """Check and freeze.
 
     Raises:
-        InvalidMessageError: the list is empty, a role is unknown, content is null, empty (but for an assistant's) or not text.
+        InvalidMessageError: the list is empty, a role is unknown, content is null or not text, or empty and not an
+            assistant's.
     """
     listed: object = [messages] if isinstance(messages, Mapping) else messages
     if isinstance(listed, str) or not isinstance(listed, Sequence):

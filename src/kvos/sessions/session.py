@@ -57,7 +57,8 @@ class CacheSession:
     """Spans over a sequence. Every verb checks first and changes nothing if it raises.
 
     ``turn`` is for callers, on any thread: who renders messages holds it until they are applied, so that two callers do
-    not make each other's rendering void over and over. The engine thread never takes it.
+    not make each other's rendering void over and over. The engine thread never takes it. ``saved_kv_unusable`` tells
+    the next request that the session was loaded, but not its keys and values.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class CacheSession:
         self.transcript = Transcript(revision=sequence.revision) if transcript is None else transcript
         self.state = SessionState.IDLE
         self.turn = threading.Lock()
+        self.saved_kv_unusable = False
         self._lost_tokens = 0
         self._stamp()
 

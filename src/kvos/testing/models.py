@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a tokenizer of bytes: real Transformers objects, made in milliseconds, offline."""
+"""A tiny Llama with random weights and a tokenizer of bytes: real Transformers objects, made at once, offline."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def toy_model(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
-    return model.to(dtype).eval()
+    cast: LlamaForCausalLM = model.to(dtype=dtype).eval()  # type: ignore[call-arg]
+    return cast
 
 
 def toy_tokenizer() -> PreTrainedTokenizerBase:

@@ -88,13 +88,13 @@ def _extend(rng: np.random.Generator) -> Operation:
 
 
 def _side_by_side(rng: np.random.Generator) -> Operation:
-    sessions = tuple(_any(rng) for _ in range(_int(rng, 2, 5)))
+    sessions = tuple(_any(rng) for _ in range(_int(rng, 2, 6)))
     pieces = tuple(1 if rng.random() < 0.7 else _int(rng, 2, 6) for _ in range(_int(rng, 2, 4)))
     return SideBySide(sessions, _int(rng, 0, SALTS), pieces)
 
 
 def _generate(rng: np.random.Generator) -> Operation:
-    return Generate(tuple(_any(rng) for _ in range(_int(rng, 1, 4))), _int(rng, 1, 7))
+    return Generate(tuple(_any(rng) for _ in range(_int(rng, 1, 5))), _int(rng, 1, 8))
 
 
 _MAKERS: dict[str, tuple[float, Callable[[np.random.Generator], Operation]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,29 +223,21 @@ class Player:
         lives = [live for live in lives if len(live.ids) < MAX_TOKENS]
         if not lives:
             return False
+        tokens = [self._salted(salt + i * (salt % 2), sum(pieces)) for i in range(len(lives))]
+        start = 0
         with ThreadPoolExecutor(len(lives)) as pool:
-            runs = [
-                pool.submit(self._in_pieces, live, self._salted(salt + i * (salt % 2), sum(pieces)), pieces)
-                for i, live in enumerate(lives)
-            ]
-        found = [run.result() for run in runs]
-        self._seen.records += [record for records, _ in found for record in records]
-        errors = [error for _, error in found if error is not None]
-        if errors:
-            raise errors[0]
+            for size in pieces:
+                self._score_together(pool, lives, [mine[start : start + size] for mine in tokens])
+                start += size
         return True
 
-    def _in_pieces(
-        self, live: _Live, tokens: list[int], pieces: tuple[int, ...]
-    ) -> tuple[list[LogitRecord], OutOfBlocksError | None]:
-        records: list[LogitRecord] = []
-        for size in pieces:
-            piece, tokens = tokens[:size], tokens[size:]
-            try:
-                records.append(self._scored(live, piece))
-            except OutOfBlocksError as error:
-                return records, error
-        return records, None
+    def _score_together(self, pool: ThreadPoolExecutor, lives: list[_Live], tokens: list[list[int]]) -> None:
+        """``score`` in each session from a thread of its own, so that the runtime computes them in the same steps."""
+        runs = [pool.submit(self._scored, live, mine) for live, mine in zip(lives, tokens, strict=True)]
+        wait(runs)
+        self._seen.records += [run.result() for run in runs if run.exception() is None]
+        for run in runs:
+            run.result()  # raises what went wrong
 
     def _probe(self, salt: int, *, close: bool) -> bool:
         token = self._salted(salt, 1)

@@ -18,7 +18,7 @@ ROUNDS_PER_RUNTIME = 10
 
 BLOCK_SIZES = (8, 16, 32)
 POOL_TOKENS = 256
-"""Small on purpose: a few sessions fill it, so that cached blocks are reclaimed, and now and then there is none left."""
+"""Small on purpose: a few sessions fill it, so cached blocks are reclaimed, and now and then there is none left."""
 PREFILL_CHUNKS = (256, 13)
 """In whole, or in chunks whose edges lie inside blocks."""
 

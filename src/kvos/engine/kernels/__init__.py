@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from kvos.engine.attention import DecodeKernel
 from kvos.engine.base import PackedBatch
@@ -49,7 +49,13 @@ class KernelSet:
     """
 
     def __init__(
-        self, chosen: Kernels, model: nn.Module, layout: KVLayout, *, drop_plain_weights: bool, folder: Path | None
+        self,
+        chosen: Kernels,
+        model: PreTrainedModel,
+        layout: KVLayout,
+        *,
+        drop_plain_weights: bool,
+        folder: Path | None,
     ) -> None:
         self.chosen = chosen
         self._decode = None
@@ -78,7 +84,7 @@ class KernelSet:
 
 def select_kernels(
     wanted: Kernels | Literal["auto", "generic"],
-    model: nn.Module,
+    model: PreTrainedModel,
     layout: KVLayout,
     *,
     drop_plain_weights: bool,
@@ -100,7 +106,7 @@ def select_kernels(
     return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
 
 
-def _attention(wanted: str, model: nn.Module, layout: KVLayout) -> Literal["numba", "generic"]:
+def _attention(wanted: str, model: PreTrainedModel, layout: KVLayout) -> Literal["numba", "generic"]:
     fits = (
         layout.dtype == torch.float32 and next(model.parameters()).device.type == "cpu" and len(set(layout.layers)) == 1
     )
@@ -116,9 +122,11 @@ def _attention(wanted: str, model: nn.Module, layout: KVLayout) -> Literal["numb
     return "numba" if wanted == "auto" and usable else "generic"
 
 
-def _linear(wanted: str, model: nn.Module) -> Literal["packed", "plain"]:
+def _linear(wanted: str, model: PreTrainedModel) -> Literal["packed", "plain"]:
     if wanted not in ("auto", "packed", "plain"):
         raise InvalidConfigError(f"linear kernel {wanted!r} is none of 'auto', 'packed', 'plain'")
     if wanted == "packed" and not can_pack(model):
-        raise InvalidConfigError("packed linear layers need float32 (or bfloat16 with CPU support) on a CPU with oneDNN")
+        raise InvalidConfigError(
+            "packed linear layers need float32 (or bfloat16 with CPU support) on a CPU with oneDNN"
+        )
     return "packed" if wanted == "packed" or (wanted == "auto" and can_pack(model)) else "plain"

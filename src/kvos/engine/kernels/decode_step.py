@@ -1,4 +1,4 @@
-"""From a batch to the compiled decode kernel: the arrays it needs, made once per forward, and its call, once per layer."""
+"""From a batch to the compiled decode kernel: its arrays, made once per forward, and its call, once per layer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Decode attention over block tables, compiled by Numba: one call per layer for all one-row sequences, float32 on the CPU.
+"""Decode attention over block tables, compiled by Numba: one call per layer for all one-row sequences.
 
-A sequence's context is cut into tiles of ``TILE`` tokens. Tiles are spread over threads; each gives a partial softmax
-(weighted values, maximum, sum), and a last phase joins a sequence's tiles in order (flash decoding, Dao et al. 2023). So
-a sequence's result depends neither on its neighbours nor on the number of threads.
+For float32 on the CPU. A sequence's context is cut into tiles of ``TILE`` tokens. Tiles are spread over threads; each
+gives a partial softmax (weighted values, maximum, sum), and a last phase joins a sequence's tiles in order (flash
+decoding, Dao et al. 2023). So a sequence's result depends neither on its neighbours nor on the number of threads.
 
 ::
 
@@ -10,8 +10,8 @@ a sequence's result depends neither on its neighbours nor on the number of threa
     phase 2   (sequence, tile)    ->  partial softmax  with a barrier between
     phase 3   (sequence, head)    ->  out
 
-The kernel takes one argument, the address of a *task* (``task.py``). Nothing in it can raise or allocate, so its machine
-code stands on its own and can be kept (``object_code.py``).
+The kernel takes one argument, the address of a *task* (``task.py``). Nothing in it can raise or allocate, so its
+machine code stands on its own and can be kept (``object_code.py``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def compile_decode(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
         thread, threads = 0, 1
         barrier = load_int(task + _BARRIER)
         if barrier != 0:
-            thread, threads = call_address(load_int(task + _THREAD_NUMBER)), call_address(load_int(task + _THREAD_COUNT))
+            thread, threads = (
+                call_address(load_int(task + _THREAD_NUMBER)),
+                call_address(load_int(task + _THREAD_COUNT)),
+            )
         store_keys(task, thread, threads)
         store_values(task, thread, threads)
         if barrier != 0:
@@ -91,7 +94,7 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
     clear, soften, total = values.clear, tile.soften, tile.total
 
     @njit(inline="always")  # type: ignore[untyped-decorator]
-    def place(task: int, segments: int, sequence: int, token: int, row: int) -> int:
+    def place(task: int, segments: int, sequence: int, token: int, row: int) -> Any:
         """Address of a token's row."""
         block_size, size = load_int(task + _BLOCK_SIZE), load_int(task + _SLOTS_PER_SEGMENT)
         index = divide(token, block_size)
@@ -105,7 +108,9 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
         run = load_int(task + _BLOCK_SIZE)
         run = run if run < TILE else TILE
         query, scores = work, work + 4 * heads * k_dim
-        row = load_int(task + _QUERY) + load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(task + _QUERY_ROW)
+        row = load_int(task + _QUERY) + load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(
+            task + _QUERY_ROW
+        )
         for h in range(heads):
             source = row + h * load_int(task + _QUERY_HEAD)
             scale_query(query + 4 * k_dim * h, source, load_float(task + _SCALE))

@@ -1,8 +1,8 @@
 """Machine code of the decode kernel: compiled by Numba once per machine, kept on disk, loaded in milliseconds.
 
-Compiling takes seconds, and importing Numba a good part of one; both would be paid before the first token of every process.
-A kept file is native code, so it is loaded only if this user owns it, nobody else can write it, and its digest holds;
-anything else is compiled anew. Nothing is unpickled.
+Compiling takes seconds, and importing Numba a good part of one; both would be paid before the first token of every
+process. A kept file is native code, so it is loaded only if this user owns it, nobody else can write it, and its digest
+holds; anything else is compiled anew. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class LoadedKernel:
     _owner: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_decode(geometry: Geometry, folder: Path | None) -> LoadedKernel:
     """The decode kernel, from ``folder`` if it is there, else compiled, and kept there.
 

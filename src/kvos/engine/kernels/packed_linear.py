@@ -46,7 +46,7 @@ class PackedLinears:
             with torch.inference_mode():
                 packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS_HINT)
             self._packed[linear] = packed
-            linear.forward = _packed_forward(packed, linear.bias, linear.out_features)
+            vars(linear)["forward"] = _packed_forward(packed, linear.bias, linear.out_features)
             if drop_plain and users[id(linear.weight)] == 1:
                 linear.weight.data = linear.weight.data.new_empty(0)
                 self._dropped.add(linear)
@@ -54,7 +54,7 @@ class PackedLinears:
     def undo(self) -> None:
         """Put every layer back. Idempotent."""
         for linear, packed in self._packed.items():
-            del linear.forward
+            del vars(linear)["forward"]
             if linear in self._dropped:
                 linear.weight.data = packed.to_dense()
         self._packed.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["TASK_FIELDS", "TILE", "work_floats"]
 
 TILE = 64
-"""Tokens per unit of work: small enough to spread one sequence over threads, large enough to pay for a partial softmax."""
+"""Tokens per unit of work: small enough to spread one sequence over threads, large enough to pay for a partial one."""
 
 TASK_FIELDS = (
     "thread_number", "thread_count", "barrier",
@@ -16,7 +16,8 @@ TASK_FIELDS = (
     "items", "item_sequences", "partials", "work", "scale",
 )  # fmt: skip
 """In order. The first three are functions of libgomp, zero to run on one thread. ``*_segments`` are addresses of one
-address per segment. ``first_items`` has one entry more than there are sequences. ``scale`` is a float32 in the low half."""
+address per segment. ``first_items`` has one entry more than there are sequences. ``scale`` is a float32 in the low
+half."""
 
 
 def work_floats(heads: int, k_dim: int) -> int:

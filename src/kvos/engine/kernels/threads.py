@@ -1,7 +1,7 @@
 """PyTorch's own OpenMP threads, for compiled kernels.
 
-A second thread pool (Numba's, or a Python one) would spin against PyTorch's for the same cores, thirty times per step. So
-kernels are started through ``GOMP_parallel`` of the very libgomp that PyTorch has loaded.
+A second thread pool (Numba's, or a Python one) would spin against PyTorch's for the same cores, in every layer of every
+step. So kernels are started through ``GOMP_parallel`` of the very libgomp that PyTorch has loaded.
 """
 
 from __future__ import annotations

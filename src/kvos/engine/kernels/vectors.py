@@ -1,15 +1,15 @@
 """Vector operations on memory addresses, for Numba code: each becomes a few LLVM instructions, inlined.
 
 Numba's arrays leave it to LLVM to guess that loops over a head's elements do not overlap, which costs checks in the
-innermost loop and seconds of compilation. Here a head is one LLVM vector; the compiler splits it into the registers that the
-machine has. Addresses are int64, elements float32.
+innermost loop and seconds of compilation. Here a head is one LLVM vector; the compiler splits it into the registers
+that the machine has. Addresses are int64, elements float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import llvmlite.ir as llvm
@@ -101,7 +101,7 @@ class VectorOps:
     total: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def vector_ops(length: int) -> VectorOps:
     """Operations on vectors of ``length`` float32."""
     vector = llvm.VectorType(_FLOAT, length)
@@ -144,7 +144,9 @@ def _intrinsic(arity: int, signature: Any, emit: Callable[[Any, Any], Any]) -> A
 def _splat(builder: Any, value: Any, vector: Any) -> Any:
     undefined = llvm.Constant(vector, llvm.Undefined)
     first = builder.insert_element(undefined, value, _INT32(0))
-    return builder.shuffle_vector(first, undefined, llvm.Constant(llvm.VectorType(_INT32, vector.count), [0] * vector.count))
+    return builder.shuffle_vector(
+        first, undefined, llvm.Constant(llvm.VectorType(_INT32, vector.count), [0] * vector.count)
+    )
 
 
 def _constant(vector: Any, value: float) -> Any:
@@ -186,13 +188,15 @@ def _add_four(builder: Any, vector: Any, target: Any, source: Any, stride: Any, 
 
 def _soften(builder: Any, vector: Any, scores: Any) -> Any:
     values = _load(builder, scores, vector)
-    top = builder.call(_function(builder, "vector.reduce.fmax", _FLOAT, (vector,), vector), (values,), fastmath=("nnan",))
+    top = builder.call(
+        _function(builder, "vector.reduce.fmax", _FLOAT, (vector,), vector), (values,), fastmath=("nnan",)
+    )
     _store(builder, _exp(builder, builder.fsub(values, _splat(builder, top, vector))), scores)
     return top
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """``exp(x)`` for ``x <= 0``: range reduction to ``2**n * exp(r)`` with ``|r| <= ln(2) / 2``, a polynomial of degree 7.
+    """``exp(x)`` for ``x <= 0``: reduction to ``2**n * exp(r)`` with ``|r| <= ln(2) / 2``, a polynomial of degree 7.
 
     Relative error below 2e-7; zero below -87.
     """

@@ -1,0 +1,80 @@
+"""Names that can be imported, and the README's example, which runs as it is printed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvos
+from kvos.config import subprocess_environment
+
+REPOSITORY = Path(__file__).parents[1]
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(kvos.__path__, "kvos.") if not module.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", ["kvos", *MODULES])
+def test_what_a_module_lists_is_sorted_and_can_be_imported(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if error.name in ("numba", "llvmlite"):
+            pytest.skip("numba is optional")
+        raise
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        return
+    assert len(set(listed)) == len(listed)
+    # As ruff sorts them: constants, then classes, then functions.
+    assert listed == sorted(listed, key=lambda entry: (0 if entry.isupper() else 1 if entry[0].isupper() else 2, entry))
+    assert all(hasattr(module, entry) for entry in listed)
+
+
+def test_the_package_knows_its_names_and_no_others() -> None:
+    assert set(kvos.__all__) == set(kvos._PUBLIC)
+    for name, (module, attribute) in kvos._PUBLIC.items():
+        assert getattr(kvos, name) is getattr(importlib.import_module(module), attribute)
+    with pytest.raises(AttributeError, match="nonsense"):
+        kvos.nonsense  # noqa: B018
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=REPOSITORY,
+        env=subprocess_environment(PYTHONPATH=str(REPOSITORY / "src")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_importing_kvos_imports_no_library_that_takes_seconds() -> None:
+    found = run("import sys, kvos; print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])")
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+def readme_example() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return code
+
+
+def test_the_readme_has_one_short_example() -> None:
+    assert 5 <= len(readme_example().splitlines()) <= 15
+    compile(readme_example(), "README.md", "exec")
+
+
+@pytest.mark.model
+def test_the_example_of_the_readme_runs_as_it_is_printed() -> None:
+    found = run(readme_example())
+    assert found.returncode == 0, found.stderr
+    first, second = found.stdout.strip().split("\n")[0], found.stdout.strip().split("\n")[-1]
+    assert re.search(r"\d+ \d+$", first) or re.search(r"\d+ \d+$", found.stdout, re.MULTILINE)
+    assert second

@@ -1,0 +1,91 @@
+"""The command as a whole, on runtimes that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvos.config import KvosConfig
+from kvos.errors import InvalidInputError
+from kvos.verify import VerifyReport, run_verify
+
+Verify = Callable[..., VerifyReport]
+
+
+class InterruptAfter:
+    """Progress of a person who presses Ctrl-C after so many rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.ended = False
+
+    def begin(self, label: str, total: int | None) -> None:
+        self.ended = False
+
+    def update(self, done: int) -> None:
+        if done == self.rounds:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.timeout(600)
+def test_random_histories_equal_runs_without_a_cache(verify_toy: Verify, rounds: Callable[[int, int], int]) -> None:
+    report = verify_toy(rounds=rounds(30, 300), seed=3)
+    assert report.ok, report.mismatch
+    assert report.rounds_done == rounds(30, 300)
+    assert report.tally.largest_relative < 1e-9  # the toy's norms are float32 in reference and runtime alike
+    assert report.tally.logit_rows > 1000
+    assert report.tally.tokens_skipped == 0
+    assert report.tally.tokens_compared > 100
+
+
+def test_histories_exercise_what_they_are_for(verify_toy: Verify) -> None:
+    report = verify_toy(rounds=30, seed=4)
+    for counter in ("tokens_shared", "full_hits", "forks", "blocks_copied", "blocks_reclaimed", "blocks_scrubbed"):
+        assert report.counters[counter] > 0, counter
+    for operation in ("Truncate", "Save", "Load", "Migrate", "SideBySide", "Generate", "ChatTurn"):
+        assert report.operations[operation] > 0, operation
+    assert report.operations["out of blocks"] > 0
+    assert report.operations["tokens taken from files"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_working_dtype_is_judged_by_its_noise(verify_toy: Verify, dtype: torch.dtype) -> None:
+    report = verify_toy(rounds=8, dtype=dtype)
+    assert report.ok, report.mismatch
+    assert report.floor > 0
+    assert report.floor_pairs >= 8 * report.floor_sequences
+    assert report.limit == 2 * report.floor
+    assert report.tally.largest_difference <= report.limit
+
+
+def test_ctrl_c_leaves_a_report_of_what_was_verified(verify_toy: Verify) -> None:
+    progress = InterruptAfter(3)
+    report = verify_toy(rounds=20, progress=progress)
+    assert report.interrupted
+    assert report.ok
+    assert report.rounds_done == 3
+    assert report.exit_code == 130
+    assert progress.ended
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": 1, "seed": -1}, {"rounds": 1, "first_round": -1}])
+def test_impossible_numbers_are_refused(verify_toy: Verify, wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match="nothing negative"):
+        verify_toy(**wrong)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+def test_the_default_model(dtype: str, rounds: Callable[[int, int], int]) -> None:
+    torch.set_num_threads(2)
+    config = KvosConfig.from_env(dtype=dtype, offline=True)
+    report = run_verify(config=config, rounds=rounds(1 if dtype == "bf16" else 2, 200), seed=11)
+    assert report.ok, report.mismatch
+    assert report.model == "smollm2-135m"
+    assert report.dtype == dtype
