@@ -212,3 +212,17 @@ def test_ctrl_c_cancels_the_reply_and_keeps_what_there_is(runtime):
     assert usage_of(second)[0][0] > usage_of(first)[0][2]
     assert runtime.stats().counters["requests_cancelled"] == 1
     runtime.check_invariants()
+
+
+@pytest.mark.parametrize(("words", "shown"), [(100, True), (1, False)])
+def test_a_long_prompt_has_a_bar_on_a_terminal(runtime, words, shown):
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    ChatLoop(runtime, console, Keys("word " * words), sampling=SamplingParams(max_tokens=2)).run()
+    assert ("computing" in out.getvalue()) is shown
+
+
+def test_the_reply_is_safe_for_the_terminal(runtime):
+    out = io.StringIO()
+    chat_on(runtime, out, Keys("Say something"), max_tokens=300)  # random weights: random bytes
+    assert not set(out.getvalue()) & {chr(code) for code in range(32) if chr(code) not in "\n\t"}

@@ -90,3 +90,9 @@ def test_the_first_token_that_a_stop_string_cut_off_is_still_checked() -> None:
 
 def test_a_reply_at_the_end_of_its_session_is_checked_whole() -> None:
     assert checked_reply([1, 2, 3, 4], 2, [3, 4]) == CheckedReply(2, (3, 4))
+
+
+def test_what_fails_is_judged_again_by_the_noise_on_its_own_ids() -> None:
+    right, wrong = honest(label="right"), changed(honest(prompt=PROMPT[:20], label="wrong"), 1.0)
+    assert run([right]).noise_pairs == 15
+    assert run([right, wrong]).noise_pairs == 30

@@ -91,7 +91,7 @@ def test_the_picture_does_without_unicode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0042, "4.2 ms"), (0.031, "31 ms"), (0.9994, "999 ms"), (3.414, "3.41 s")]
+    ("value", "text"), [(0.0042, "4.2 ms"), (0.031, "31 ms"), (0.9994, "999 ms"), (3.414, "3.41 s"), (143.4, "143 s")]
 )
 def test_seconds_are_readable(value: float, text: str) -> None:
     assert seconds(value) == text

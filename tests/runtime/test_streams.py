@@ -92,6 +92,17 @@ def test_leaving_a_reply_early_cancels_it_and_frees_the_session(runtime: kvos.Ru
     runtime.check_invariants()
 
 
+def test_right_behind_a_cancellation_the_session_takes_the_next_message(runtime: kvos.Runtime) -> None:
+    session = runtime.session(messages=USER)
+    for turn in range(10):
+        session.generate(ignore_eos=True).cancel()
+        session.append({"role": "user", "content": f"And {turn}?"})
+    assert [message["content"] for message in session.messages if message["role"] == "user"][1:] == [
+        f"And {turn}?" for turn in range(10)
+    ]
+    runtime.check_invariants()
+
+
 def test_a_generator_that_is_dropped_half_read_cancels_its_reply(runtime: kvos.Runtime) -> None:
     session = raw(runtime)
     texts = iter(session.generate(ignore_eos=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -87,6 +87,33 @@ def merging_tokenizer(template: str = CHATML) -> PreTrainedTokenizerBase:
         tokenizer_object=backend, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = template
+    return tokenizer
+
+
+def spaces_tokenizer(style: str) -> PreTrainedTokenizerBase:
+    """As SentencePiece has it: spaces are part of words, and one is put before the text.
+
+    ``first`` puts it before the whole text, ``always`` and ``prepend`` also behind each special token; none of the
+    markers of the template is a special token but the one that ends a turn.
+    """
+    letters = [chr(code) for code in range(33, 127)] + ["\n", "▁"]
+    merges = [("▁", "h"), ("▁", "<"), ("▁", "A"), ("h", "e"), ("▁", "F"), (".", "\n"), ("▁", "▁")]
+    specials = ("<unk>", "<s>", "</s>")
+    pieces = [*specials, *letters, *("".join(pair) for pair in merges)]
+    backend = Tokenizer(BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, unk_token="<unk>"))
+    if style == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=style, split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '</s>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
     return tokenizer
 
 

@@ -24,6 +24,7 @@ from sessions.chat import (
     USER,
     Conversation,
     merging_tokenizer,
+    spaces_tokenizer,
     tokenizer_with,
     whole,
 )
@@ -45,6 +46,31 @@ def test_however_messages_arrive_the_tokens_are_those_of_the_whole(tokenizer: An
     assert talk.tokens.tolist() == whole(tokenizer, TALK)
     assert talk.texts() == [turn(m["role"], m["content"]) for m in TALK]
     assert [span.kind for span in talk.transcript.spans] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("style", ["first", "always", "prepend"])
+@pytest.mark.parametrize("steps", [[4], [1, 3], [1, 1, 1, 1], [2, 2], [3, 1]])
+def test_a_tokenizer_that_puts_a_space_before_a_text_does_so_once(style: str, steps: list[int]) -> None:
+    tokenizer = spaces_tokenizer(style)
+    talk, rest = Conversation(tokenizer), list(TALK)
+    for n in steps:
+        talk.append(*rest[:n])
+        rest = rest[n:]
+    assert talk.tokens.tolist() == whole(tokenizer, TALK)
+    opened = talk.renderer.open_reply(talk.transcript)
+    assert [*talk.tokens[: opened.keep], *opened.tokens] == whole(tokenizer, TALK, prompt=True)
+
+
+def test_text_that_would_merge_with_what_is_held_is_tokenised_by_itself() -> None:
+    """``he`` is held; ``hello`` would be one token of the whole, but what is held stays."""
+    tokenizer = merging_tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    talk = Conversation(tokenizer)
+    talk.append({"role": "user", "content": "he"})
+    held = talk.tokens.tolist()
+    talk.append({"role": "user", "content": "llo"})
+    assert len(whole(tokenizer, [{"role": "user", "content": "hello"}])) == 1
+    assert talk.tokens.tolist() == held + tokenizer("llo")["input_ids"]
+    assert talk.texts() == ["he", "llo"]
 
 
 contents = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+
+from kvos.engine.dynamic_cache import cache_keyword
 
 __all__ = ["PlainDecoder", "plain_prefill_seconds"]
 
@@ -24,7 +27,7 @@ class PlainDecoder:
     def start(cls, model: PreTrainedModel, prompts: torch.Tensor) -> PlainDecoder:
         """Prefill ``prompts`` ``[sequences, tokens]``."""
         cache = DynamicCache()
-        output = model(input_ids=prompts, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = _forward(model, prompts, cache)
         return cls(model, cache, output.logits[:, -1].argmax(-1, keepdim=True))
 
     @torch.inference_mode()
@@ -33,7 +36,7 @@ class PlainDecoder:
         seconds: list[float] = []
         for _ in range(steps):
             begin = time.perf_counter()
-            output = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            output = _forward(self.model, self.last, self.cache)
             self.last = output.logits[:, -1].argmax(-1, keepdim=True)
             seconds.append(time.perf_counter() - begin)
         return seconds
@@ -43,6 +46,10 @@ class PlainDecoder:
 def plain_prefill_seconds(model: PreTrainedModel, prompt: torch.Tensor) -> float:
     """Time to prefill ``prompt`` ``[1, tokens]`` in one call, up to the last token's logits."""
     begin = time.perf_counter()
-    output = model(input_ids=prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+    output = _forward(model, prompt, DynamicCache())
     output.logits[:, -1].argmax(-1)
     return time.perf_counter() - begin
+
+
+def _forward(model: PreTrainedModel, tokens: torch.Tensor, cache: DynamicCache) -> Any:
+    return model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{cache_keyword(model): cache})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -61,5 +63,8 @@ def options(
 
 
 def main() -> None:
-    """What the console script starts."""
+    """What the console script starts. A terminal that lacks a character shows ``?`` for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()

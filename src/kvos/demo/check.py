@@ -91,7 +91,7 @@ class _Check:
         self._done = 0
         self._floor = 0.0
         self._pairs = 0
-        self._measured: set[Ids] = set()
+        self._measurements = 0
 
     def run(self) -> CheckRecord:
         self._on_progress(0, self._total)
@@ -99,11 +99,11 @@ class _Check:
         for ids in self._runs:
             comparisons += self._compare(ids)
         parts = [comparison.judged(self._limit(comparisons), exact=self._exact) for comparison in comparisons]
-        for i, comparison in enumerate(comparisons):
-            if not parts[i].ok and not self._exact and comparison.ids not in self._measured:
-                self._total += 1 + OTHER_SHAPES  # judged by the noise on these very ids and positions
-                self._measure_floor(comparison.ids, self._logits(comparison.ids))
-                parts[i] = comparison.judged(self._limit(comparisons), exact=False)
+        for ids in dict.fromkeys(one.ids for one, part in zip(comparisons, parts, strict=True) if not part.ok):
+            if not self._exact:
+                self._total += 1 + OTHER_SHAPES  # judged by the noise on these very ids, in yet other shapes
+                self._measure_floor(ids, self._logits(ids))
+        parts = [comparison.judged(self._limit(comparisons), exact=self._exact) for comparison in comparisons]
         return CheckRecord(
             parts=tuple(parts),
             sequences=len(self._runs),
@@ -140,7 +140,7 @@ class _Check:
     def _compare(self, ids: Ids) -> list[_Comparison]:
         """One run of ``ids``; the longest ones are also where the noise is measured."""
         rows, logits = self._rows(ids), self._logits(ids)
-        if len(ids) == max(map(len, self._runs)) and not self._measured:
+        if len(ids) == max(map(len, self._runs)) and not self._measurements:
             self._measure_floor(ids, logits)
         place = {row: i for i, row in enumerate(rows)}
         return [
@@ -152,12 +152,12 @@ class _Check:
         """How far runs of ``ids`` without a cache lie apart if only their shape differs; ``first`` is one of them."""
         rows = self._rows(ids)
         runs = [first]
-        for logits in self._reference.other_shapes(ids, rows[0], salt=len(self._measured)):
+        for logits in self._reference.other_shapes(ids, rows[0], salt=self._measurements):
             runs.append(logits[_index([row for row in rows if row - rows[0] < len(logits)], rows[0])])
             self._tick()
         self._floor = max(self._floor, spread(runs))
         self._pairs += len(runs) * (len(runs) - 1) // 2
-        self._measured.add(ids)
+        self._measurements += 1
 
     def _tick(self) -> None:
         self._done += 1

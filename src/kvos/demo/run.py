@@ -93,27 +93,17 @@ def play(
         with runtime:
             show.note(_what_runs(runtime))
             story = Story(runtime, script, show)
-            supervisor = story.supervisor_answers()
-            second = story.second_customer_comes()
-            children = story.supervisor_forks(supervisor, [second])
-            story.keep_evidence([supervisor, second, *children])
+            supervisor = story.conversation()
             with show.busy("Opening a second, plain copy of the model"):
                 plain = load_model(model, config=config)
             growth = _growth(story, plain, supervisor.tokens.tolist())
-            show.scene(
-                "5  The session is saved; another process goes on",
-                "Keys and values go into one file, this process's runtime is closed, a new process opens the file.",
-            )
             saved = story.save(supervisor, folder / "supervisor.kvos")
             stats = runtime.stats()
-        written = size(saved.path.stat().st_size)
-        show.note(f"Saved {saved.tokens:,} tokens, {written}. Process {os.getpid()} has closed its runtime.")
+        show.note(f"Process {os.getpid()} has closed its runtime, and with it every block.")
         job = _job(model, dtype, script, saved, folder)
         resume, evidence = resume_elsewhere(job, saved, folder, show)
     story.evidence.append(evidence)
     checked = _check(plain, story.evidence, show)
-    if story.forks is None:
-        raise RuntimeError("the story has no forks")
     return DemoRecord(
         kvos=kvos.__version__,
         model=stats.model,
@@ -123,7 +113,7 @@ def play(
         device=str(plain.device),
         replies=tuple(story.replies),
         cold=tuple(story.cold),
-        forks=story.forks,
+        forks=story.fork_record(),
         blocks=story.blocks,
         growth=growth,
         resume=resume,
@@ -199,7 +189,7 @@ def _check(plain: LoadedModel, evidence: list[Evidence], show: Show) -> CheckRec
         "6  The check: was every reuse equal to a recompute?",
         "The same token ids go through a plain copy of the model without any cache; logits and tokens are compared.",
     )
-    with show.busy("Running all token ids without a cache, and measuring the noise between such runs") as progress:
+    with show.busy("Running without a cache") as progress:
         return check(plain.model, evidence, progress)
 
 

@@ -89,7 +89,7 @@ class Show:
     def summary(self, record: DemoRecord) -> None:
         """Every reply in one table."""
         self._console.print()
-        title = f"All replies, in tokens and time ({record.model}, {record.dtype}, {record.device})"
+        title = f"All replies: {record.model}, {record.dtype}, {record.device}; the demo took {seconds(record.total_s)}"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("reply", no_wrap=True)
         for name in ("prompt", "reused", "computed", "TTFT", "TTFT cold", "faster", "per token"):
@@ -101,7 +101,7 @@ class Show:
 
     def verdict(self, check: CheckRecord) -> None:
         """The one line that counts; red if the answer is no."""
-        self._console.print(_verdict(check), style="bold green" if check.ok else "bold red", soft_wrap=True)
+        self._say(_verdict(check), style="bold green" if check.ok else "bold red")
 
     def parts(self, check: CheckRecord) -> None:
         """One line per session that did not equal its recompute."""

@@ -12,7 +12,7 @@ from kvos.demo.measure import ForkMeter, block_tables, cold_start
 from kvos.demo.record import ColdStart, ForkRecord, ReplyRecord, Scene, SessionBlocks
 from kvos.demo.script import Question, Script
 from kvos.demo.show import Show
-from kvos.demo.text import seconds, times
+from kvos.demo.text import seconds, size, times
 from kvos.runtime import ReplyStream, Runtime, Session
 
 __all__ = ["SavedStory", "Story"]
@@ -49,6 +49,14 @@ class Story:
     blocks: tuple[SessionBlocks, ...] = ()
     evidence: list[Evidence] = field(default_factory=list)
     _generated: dict[str, list[CheckedReply]] = field(default_factory=dict)
+
+    def conversation(self) -> Session:
+        """Scenes 1 to 3, and the evidence of all their replies; returns the supervisor's session."""
+        supervisor = self.supervisor_answers()
+        second = self.second_customer_comes()
+        children = self.supervisor_forks(supervisor, [second])
+        self.keep_evidence([supervisor, second, *children])
+        return supervisor
 
     def supervisor_answers(self) -> Session:
         """Turn by turn; then the last turn's prompt again where nothing is cached."""
@@ -111,12 +119,22 @@ class Story:
                 replies = self._generated[session.name]
                 self.evidence.append(evidence_of(self.runtime, session, session.name, replies))
 
+    def fork_record(self) -> ForkRecord:
+        if self.forks is None:
+            raise RuntimeError("nothing was forked yet")
+        return self.forks
+
     def save(self, supervisor: Session, path: Path) -> SavedStory:
         """Everything that the supervisor is, as one file."""
+        self.show.scene(
+            "5  The session is saved; another process goes on",
+            "Keys and values go into one file, this process's runtime is closed, a new process opens the file.",
+        )
         with self.show.busy("Saving the supervisor's session"):
             supervisor.prefill()
             supervisor.save(path)
         report = supervisor.report()
+        self.show.note(f"Saved {report.tokens:,} tokens, {size(path.stat().st_size)}.")
         replies = tuple(self._generated[supervisor.name])
         return SavedStory(path, report.tokens, report.tokens - report.pending, replies)
 

@@ -8,7 +8,9 @@ __all__ = ["facts", "printable", "seconds", "size", "times"]
 
 
 def seconds(value: float) -> str:
-    """``31 ms``, ``4.2 ms`` or ``3.41 s``."""
+    """``4.2 ms``, ``31 ms``, ``3.41 s`` or ``143 s``."""
+    if value >= 100:
+        return f"{value:.0f} s"
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"

@@ -20,7 +20,12 @@ from kvos.engine.support import check_model, layout_of
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 
-__all__ = ["DynamicCacheEngine"]
+__all__ = ["DynamicCacheEngine", "cache_keyword"]
+
+
+def cache_keyword(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: Transformers 5.24 gave ``past_key_values`` a new name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class DynamicCacheEngine(Engine):
@@ -47,8 +52,7 @@ class DynamicCacheEngine(Engine):
         self._model = model
         self._pool: BlockPool | None = None
         self._identity: str | None = None
-        # Transformers 5.24 gave the argument its new name.
-        self._cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._cache_keyword = cache_keyword(model)
         self._was_training = model.training
         self._closed = False
         model.eval()

@@ -29,7 +29,16 @@ from kvos.runtime.reply import ReplyStream
 from kvos.runtime.report import SessionReport, session_report
 from kvos.runtime.session_file import write_session
 from kvos.serving import EngineCore, Event, RequestId, SamplingParams, Usage
-from kvos.sessions import CacheSession, Extension, MessageInput, SpanBlock, SpanKind, Transcript, parse_messages
+from kvos.sessions import (
+    CacheSession,
+    Extension,
+    MessageInput,
+    SessionState,
+    SpanBlock,
+    SpanKind,
+    Transcript,
+    parse_messages,
+)
 from kvos.types import TokenIds, token_array
 
 __all__ = ["Session", "sampling_params"]
@@ -294,7 +303,9 @@ class Session:
         """Render on this thread, use on the engine thread; again if the session changed in between."""
         with self._inner.turn:
             for _ in range(RENDER_ATTEMPTS - 1):
-                self._inner.check_idle()
+                if self._inner.state is not SessionState.IDLE:
+                    # Asked on the engine thread, behind a cancellation that may be on its way there.
+                    self._call(lambda core: self._inner.check_idle())
                 extension = render(self.transcript)
                 try:
                     return self._call(lambda core, made=extension: use(core, made))  # type: ignore[misc]

@@ -113,7 +113,7 @@ class ChatRenderer:
         new_spans: list[tuple[SpanKind, str, str | None]],
     ) -> Extension:
         keep, kept_text = _agreement(held, text)
-        ids, starts = self._tokenize(text[kept_text:])
+        ids, starts = self._tokenize_behind(text, kept_text, held)
         labels = [(span.kind, span.role, span.version) for span in held.spans] + new_spans
         spans: list[Span] = []
         for number, ((kind, role, version), end) in enumerate(zip(labels, ends, strict=True)):
@@ -178,13 +178,29 @@ class ChatRenderer:
         except InvalidMessageError:
             return None
 
-    def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds]:
-        """Token ids, and where each starts in ``text`` (characters, ascending)."""
+    def _tokenize_behind(self, text: str, kept: int, held: Transcript) -> tuple[TokenIds, TokenIds]:
+        """Ids of ``text`` from character ``kept`` on, and where each starts, counted from there (ascending).
+
+        The last message that is kept is tokenised along, and its ids are dropped: some tokenizers put a space before
+        whatever comes first. Where a token would reach over ``kept``, the rest is tokenised by itself.
+        """
+        context = max((span.text_end for span in held.spans if span.text_end < kept), default=0)
+        ids, starts, ends = self._tokenize(text[context:])
+        starts, ends = starts + context - kept, ends + context - kept
+        first = int(np.searchsorted(starts, 0))
+        if first and int(ends[first - 1]) > 0:
+            ids, starts, _ = self._tokenize(text[kept:])
+            return ids, starts
+        return ids[first:], starts[first:]
+
+    def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds, TokenIds]:
+        """Token ids, and the characters of ``text`` at which each starts and ends (ascending)."""
         with self._lock:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(encoded["input_ids"], np.int32)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
-        return ids, np.maximum.accumulate(starts) if len(starts) else starts
+        offsets = np.array(encoded["offset_mapping"], np.int32).reshape(-1, 2)
+        starts, ends = np.maximum.accumulate(offsets, axis=0).T
+        return ids, starts, ends
 
 
 def _check_chat(held: Transcript) -> None:

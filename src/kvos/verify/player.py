@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvos.errors import OutOfBlocksError
-from kvos.runtime import Session
+from kvos.verify.cast import Cast, Live, WrongTokensError
 from kvos.verify.histories import MESSAGES, SYSTEM_PROMPTS, salted_tokens, text_tokens
 from kvos.verify.observed import Fault, FaultKind, LogitRecord, Observation, TokenRecord
 from kvos.verify.operations import (
@@ -31,23 +31,9 @@ from kvos.verify.stage import Stage
 
 __all__ = ["Player"]
 
-MAX_SESSIONS = 7
 MAX_TOKENS = 96
 MAX_CHAT_TOKENS = 120
 MAX_FILES = 5
-
-
-@dataclass(slots=True)
-class _Live:
-    """An open session and what it ought to hold.
-
-    Attributes:
-        ids: every token that it was given or gave, the player's own account.
-    """
-
-    session: Session
-    ids: list[int]
-    is_chat: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +41,6 @@ class _File:
     path: Path
     ids: tuple[int, ...]
     is_chat: bool
-
-
-class _WrongTokensError(Exception):
-    """A session's tokens are not the player's."""
 
 
 class Player:
@@ -72,9 +54,8 @@ class Player:
     def __init__(self, stage: Stage, seed: int) -> None:
         self._stage = stage
         self._seed = seed
-        self._live: list[_Live] = []
+        self._cast = Cast(stage.runtime)
         self._files: list[_File] = []
-        self._names = 0
         self._step = 0
         self._seen = Observation()
 
@@ -84,7 +65,7 @@ class Player:
         for self._step, operation in enumerate(operations):
             try:
                 self._do(operation)
-                self._check()
+                self._cast.check()
             except Exception as error:  # noqa: BLE001 - whatever goes wrong here is what this command is to find
                 self._seen.fault = self._fault(error)
                 break
@@ -95,7 +76,7 @@ class Player:
             worked = self._apply(operation)
         except OutOfBlocksError:  # an honest answer of a pool this small; what the sessions hold must be right still
             self._seen.done["out of blocks"] += 1
-            self._make_room()
+            self._cast.close_longest()
         else:
             if worked:
                 self._seen.done[type(operation).__name__] += 1
@@ -104,61 +85,39 @@ class Player:
         kind = FaultKind.ERROR
         if isinstance(error, AssertionError):
             kind = FaultKind.INVARIANT
-        elif isinstance(error, _WrongTokensError):
+        elif isinstance(error, WrongTokensError):
             kind = FaultKind.BOOKKEEPING
         return Fault(kind, self._step, f"{type(error).__name__}: {error}")
-
-    def _check(self) -> None:
-        self._stage.runtime.check_invariants()
-        for live in self._live:
-            held = live.session.tokens.tolist()
-            if held != live.ids:
-                raise _WrongTokensError(f"{live.session.name} holds {held}, it was given {live.ids}")
 
     def _apply(self, operation: Operation) -> bool:
         """Do it; False if there was nothing to do it on."""
         match operation:
             case Open(text, tokens, silent):
-                return self._extend(self._open(), self._text(text, tokens), silent)
+                return self._extend(self._cast.open(), self._text(text, tokens), silent)
             case Twin(session, keep, salt, tokens):
-                return self._twin(self._pick(session), keep, self._salted(salt, tokens))
+                return self._twin(self._cast.pick(session), keep, self._salted(salt, tokens))
             case Extend(session, salt, tokens, silent):
-                return self._extend(self._pick(session, chat=False), self._salted(salt, tokens), silent)
+                return self._extend(self._cast.pick(session, chat=False), self._salted(salt, tokens), silent)
             case SideBySide(sessions, salt, pieces):
-                return self._side_by_side(self._pick_all(sessions, chat=False), salt, pieces)
+                return self._side_by_side(self._cast.pick_all(sessions, chat=False), salt, pieces)
             case Generate(sessions, tokens):
-                return self._generate(self._pick_all(sessions), tokens)
+                return self._generate(self._cast.pick_all(sessions), tokens)
             case ChatTurn(session, message, tokens):
                 return self._chat(session, message, tokens)
             case Fork(session, children):
-                return self._fork(self._pick(session), children)
+                return self._fork(self._cast.pick(session), children)
             case Truncate(session, keep):
-                return self._truncate(self._pick(session), keep)
+                return self._truncate(self._cast.pick(session), keep)
             case Close(session):
-                return self._close(self._pick(session))
+                return self._close(self._cast.pick(session))
             case Save(session):
-                return self._save(self._pick(session)) is not None
+                return self._save(self._cast.pick(session)) is not None
             case Load(file):
                 return self._load(file)
             case Migrate(session, salt, tokens):
-                return self._migrate(self._pick(session, chat=False), self._salted(salt, tokens))
+                return self._migrate(self._cast.pick(session, chat=False), self._salted(salt, tokens))
             case Probe(salt, close):
                 return self._probe(salt, close=close)
-
-    # -- who -----------------------------------------------------------------------------------------------------
-
-    def _pick(self, number: int, *, chat: bool | None = None) -> _Live | None:
-        """A session by number; only one of messages, or only one of raw tokens, if ``chat`` says so."""
-        choice = [live for live in self._live if chat is None or live.is_chat is chat]
-        return choice[number % len(choice)] if choice else None
-
-    def _pick_all(self, numbers: tuple[int, ...], *, chat: bool | None = None) -> list[_Live]:
-        picked: dict[str, _Live] = {}
-        for number in numbers:
-            live = self._pick(number, chat=chat)
-            if live is not None:
-                picked[live.session.name] = live
-        return list(picked.values())
 
     def _text(self, text: int, n: int) -> list[int]:
         tokens: list[int] = text_tokens(self._seed, text, n, self._stage.vocab_size).tolist()
@@ -168,34 +127,14 @@ class Player:
         tokens: list[int] = salted_tokens(self._seed, salt, n, self._stage.vocab_size).tolist()
         return tokens
 
-    def _name(self) -> str:
-        self._names += 1
-        return f"s{self._names}"
-
-    def _enter(self, session: Session, ids: Iterable[int], *, is_chat: bool = False) -> _Live:
-        live = _Live(session, list(ids), is_chat)
-        self._live.append(live)
-        return live
-
-    def _open(self, *, is_chat: bool = False) -> _Live:
-        if len(self._live) >= MAX_SESSIONS:
-            self._close(self._live[0])
-        return self._enter(self._stage.runtime.session(self._name()), [], is_chat=is_chat)
-
-    def _close(self, live: _Live | None) -> bool:
-        if live is None:
-            return False
-        self._live.remove(live)
-        live.session.close()
-        return True
-
-    def _make_room(self) -> None:
-        if self._live:
-            self._close(max(self._live, key=lambda live: len(live.ids)))
+    def _close(self, live: Live | None) -> bool:
+        if live is not None:
+            self._cast.close(live)
+        return live is not None
 
     # -- raw tokens ----------------------------------------------------------------------------------------------
 
-    def _extend(self, live: _Live | None, tokens: list[int], silent: int = 0) -> bool:
+    def _extend(self, live: Live | None, tokens: list[int], silent: int = 0) -> bool:
         if live is None or len(live.ids) >= MAX_TOKENS:
             return False
         if silent:
@@ -204,22 +143,22 @@ class Player:
         self._score(live, tokens[silent:])
         return True
 
-    def _score(self, live: _Live, tokens: list[int]) -> None:
+    def _score(self, live: Live, tokens: list[int]) -> None:
         self._seen.records.append(self._scored(live, tokens))
 
-    def _scored(self, live: _Live, tokens: list[int]) -> LogitRecord:
+    def _scored(self, live: Live, tokens: list[int]) -> LogitRecord:
         logits = live.session.score(tokens)  # if there is no room to compute them, the session does not keep them
         start = len(live.ids)
         live.ids += tokens
         return LogitRecord(self._step, tuple(live.ids), start, logits)
 
-    def _twin(self, model: _Live | None, keep_permille: int, tokens: list[int]) -> bool:
+    def _twin(self, model: Live | None, keep_permille: int, tokens: list[int]) -> bool:
         if model is None or not model.ids:
             return False
         kept = model.ids[: max(1, len(model.ids) * keep_permille // 1000)]
-        return self._extend(self._open(), kept + tokens, silent=len(kept))
+        return self._extend(self._cast.open(), kept + tokens, silent=len(kept))
 
-    def _side_by_side(self, lives: list[_Live], salt: int, pieces: tuple[int, ...]) -> bool:
+    def _side_by_side(self, lives: list[Live], salt: int, pieces: tuple[int, ...]) -> bool:
         lives = [live for live in lives if len(live.ids) < MAX_TOKENS]
         if not lives:
             return False
@@ -231,7 +170,7 @@ class Player:
                 start += size
         return True
 
-    def _score_together(self, pool: ThreadPoolExecutor, lives: list[_Live], tokens: list[list[int]]) -> None:
+    def _score_together(self, pool: ThreadPoolExecutor, lives: list[Live], tokens: list[list[int]]) -> None:
         """``score`` in each session from a thread of its own, so that the runtime computes them in the same steps."""
         runs = [pool.submit(self._scored, live, mine) for live, mine in zip(lives, tokens, strict=True)]
         wait(runs)
@@ -241,19 +180,19 @@ class Player:
 
     def _probe(self, salt: int, *, close: bool) -> bool:
         token = self._salted(salt, 1)
-        for live in [live for live in self._live if not live.is_chat]:
+        for live in self._cast.all(chat=False):
             try:
                 self._score(live, token)
             except OutOfBlocksError:
                 self._seen.done["out of blocks"] += 1
-        self._check()
-        while close and self._live:
-            self._close(self._live[-1])
+        self._cast.check()
+        for live in self._cast.all() if close else ():
+            self._cast.close(live)
         return True
 
     # -- generation ----------------------------------------------------------------------------------------------
 
-    def _generate(self, lives: list[_Live], tokens: int) -> bool:
+    def _generate(self, lives: list[Live], tokens: int) -> bool:
         lives = [live for live in lives if live.ids and len(live.ids) < _limit(live)]
         streams = []
         failed: list[OutOfBlocksError] = []
@@ -275,30 +214,30 @@ class Player:
             raise failed[0]
         return bool(lives)
 
-    def _note_reply(self, live: _Live, prompt: int, generated: list[int]) -> None:
+    def _note_reply(self, live: Live, prompt: int, generated: list[int]) -> None:
         if live.is_chat:  # the template has put tokens in between, which only the session knows
             live.ids = live.session.tokens[:prompt].tolist()
         live.ids += generated
         self._seen.records.append(TokenRecord(self._step, tuple(live.ids), prompt))
 
-    def _take_account(self, live: _Live) -> None:
+    def _take_account(self, live: Live) -> None:
         """After a reply that failed: what it had generated stays, behind what was there."""
         held, before = live.session.tokens.tolist(), live.ids
         live.ids = held
         if live.is_chat:
             return
         if held[: len(before)] != before:
-            raise _WrongTokensError(f"a failed reply left {held} in {live.session.name}, there was {before}")
+            raise WrongTokensError(f"a failed reply left {held} in {live.session.name}, there was {before}")
         if len(held) > len(before):
             self._seen.records.append(TokenRecord(self._step, tuple(held), len(before)))
 
     def _chat(self, number: int, message: int, tokens: int) -> bool:
-        chats = [live for live in self._live if live.is_chat and len(live.ids) < MAX_CHAT_TOKENS]
+        chats = [live for live in self._cast.all(chat=True) if len(live.ids) < MAX_CHAT_TOKENS]
         place = number % (len(chats) + 1)
         if place < len(chats):
             live = chats[place]
         else:
-            live = self._open(is_chat=True)
+            live = self._cast.open(is_chat=True)
             live.session.append({"role": "system", "content": SYSTEM_PROMPTS[message % len(SYSTEM_PROMPTS)]})
             live.ids = live.session.tokens.tolist()
         live.session.append({"role": "user", "content": MESSAGES[message % len(MESSAGES)]})
@@ -307,14 +246,14 @@ class Player:
 
     # -- forks, truncation, files --------------------------------------------------------------------------------
 
-    def _fork(self, parent: _Live | None, children: int) -> bool:
-        if parent is None or not parent.ids or len(self._live) + children > MAX_SESSIONS:
+    def _fork(self, parent: Live | None, children: int) -> bool:
+        if parent is None or not parent.ids or not self._cast.has_room(children):
             return False
-        for child in parent.session.fork(children, names=[self._name() for _ in range(children)]):
-            self._enter(child, parent.ids, is_chat=parent.is_chat)
+        for child in parent.session.fork(children, names=[self._cast.new_name() for _ in range(children)]):
+            self._cast.enter(child, parent.ids, is_chat=parent.is_chat)
         return True
 
-    def _truncate(self, live: _Live | None, keep_permille: int) -> bool:
+    def _truncate(self, live: Live | None, keep_permille: int) -> bool:
         if live is None or not live.ids:
             return False
         keep = len(live.ids) * keep_permille // 1000
@@ -328,10 +267,10 @@ class Player:
             del live.ids[keep:]
         return True
 
-    def _save(self, live: _Live | None) -> _File | None:
+    def _save(self, live: Live | None) -> _File | None:
         if live is None or not live.ids:
             return None
-        file = _File(self._stage.folder / f"{self._name()}.kvos", tuple(live.ids), live.is_chat)
+        file = _File(self._stage.folder / f"{self._cast.new_name()}.kvos", tuple(live.ids), live.is_chat)
         live.session.save(file.path)
         self._files.append(file)
         if len(self._files) > MAX_FILES:
@@ -339,21 +278,21 @@ class Player:
         return file
 
     def _load(self, number: int) -> bool:
-        if not self._files or len(self._live) >= MAX_SESSIONS:
+        if not self._files or not self._cast.has_room():
             return False
         file = self._files[number % len(self._files)]
-        session = self._stage.runtime.load(file.path, name=self._name())
-        self._enter(session, file.ids, is_chat=file.is_chat)
+        session = self._stage.runtime.load(file.path, name=self._cast.new_name())
+        self._cast.enter(session, file.ids, is_chat=file.is_chat)
         self._seen.done["tokens taken from files"] += len(file.ids) - session.report().pending
         return True
 
-    def _migrate(self, live: _Live | None, tokens: list[int]) -> bool:
+    def _migrate(self, live: Live | None, tokens: list[int]) -> bool:
         file = self._save(live)
         if file is None:
             return False
         visitor = self._stage.visitor()
-        session = visitor.load(file.path, name=self._name())
-        guest = _Live(session, list(file.ids), is_chat=False)
+        session = visitor.load(file.path, name=self._cast.new_name())
+        guest = Live(session, list(file.ids))
         self._seen.done["tokens taken from files"] += len(file.ids) - session.report().pending
         self._score(guest, tokens)
         visitor.check_invariants()
@@ -362,5 +301,5 @@ class Player:
         return self._load(-1)
 
 
-def _limit(live: _Live) -> int:
+def _limit(live: Live) -> int:
     return MAX_CHAT_TOKENS if live.is_chat else MAX_TOKENS

@@ -57,7 +57,7 @@ def stream_reply(console: Console, session: Session, sampling: SamplingParams) -
         reply = session.generate(sampling, on_prefill=bar.update)
         _show(console, bar, reply)
     ended = reply.result()
-    line = usage_line(ended.usage, ended.finish_reason)
+    line = ("" if ended.text else "no words · ") + usage_line(ended.usage, ended.finish_reason)
     console.print(line, style="dim", markup=False, soft_wrap=not console.is_terminal)
 
 
