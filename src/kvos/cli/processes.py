@@ -95,7 +95,10 @@ def _command(process: psutil.Process | None) -> str:
     if process is None:
         return ""
     try:
-        words = [Path(word).name if word.startswith("/") else word for word in process.cmdline()]
+        words = process.cmdline()
     except psutil.Error:
         return ""
-    return " ".join(words[1:] if words and words[0].startswith("python") and len(words) > 1 else words)
+    words[:1] = [Path(word).name for word in words[:1]]
+    if words and words[0].startswith("python"):
+        words = words[2:] if words[1:2] == ["-m"] else words[1:]
+    return " ".join(Path(word).name if word.startswith("/") else word for word in words)

@@ -1,0 +1,91 @@
+"""What a runtime says of itself, counted by hand: blocks hold 8 tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import kvos
+from kvos.counters import COUNTERS
+from kvos.sessions import SessionState
+from kvos.storage import BlockStatus
+from serving.harness import some_ids
+
+BYTES_PER_TOKEN = 3 * 2 * (16 + 16) * 8  # layers, KV heads, key and value, float64
+
+
+def test_stats_count_tokens_blocks_and_sessions(open_toy: Callable[..., kvos.Runtime]) -> None:
+    runtime = open_toy(cache_bytes=40 * 8 * BYTES_PER_TOKEN)
+    empty = runtime.stats()
+    assert empty.counters == dict.fromkeys(COUNTERS, 0)
+    assert (empty.reuse_rate, empty.utilisation, empty.sessions, empty.running) == (0.0, 0.0, 0, 0)
+    first, second = runtime.session("first"), runtime.session("second")
+    first.append_tokens(some_ids(20))
+    first.prefill()
+    second.append_tokens(some_ids(24))
+    second.prefill()
+    stats = runtime.stats()
+    assert (stats.block_size, stats.bytes_per_token, stats.max_blocks) == (8, BYTES_PER_TOKEN, 40)
+    assert (stats.model, stats.dtype, stats.sessions) == ("LlamaForCausalLM", "float64", 2)
+    # first: 2 full blocks and 4 tokens; second shares the 2 and has one of its own
+    assert (stats.blocks.active, stats.blocks.cached, stats.blocks.reserved) == (4, 0, 0)
+    assert stats.utilisation == 4 / 40
+    counted = {name: stats.counters[name] for name in ("tokens_computed", "tokens_reused", "tokens_shared", "requests")}
+    assert counted == {"tokens_computed": 28, "tokens_reused": 16, "tokens_shared": 16, "requests": 2}
+    assert stats.reuse_rate == pytest.approx(16 / 44)
+    assert json.loads(json.dumps(stats.as_dict()))["reuse_rate"] == stats.reuse_rate
+    first.close()
+    second.close()
+    after = runtime.stats()
+    assert (after.blocks.active, after.blocks.cached) == (0, 3)
+    assert after.sessions == 0
+
+
+def test_reports_of_sessions_say_what_is_shared_and_pending(runtime: kvos.Runtime) -> None:
+    parent = runtime.session("parent", tenant="t")
+    parent.append_tokens(some_ids(20))
+    parent.prefill()
+    (child,) = parent.fork(1, names=["child"])
+    child.append_tokens([5, 6, 7])
+    reports = {report.name: report for report in runtime.sessions()}
+    ours, theirs = reports["parent"], reports["child"]
+    assert (ours.tokens, ours.pending, ours.parent, ours.tenant) == (20, 0, None, "t")
+    assert (theirs.tokens, theirs.pending, theirs.parent, theirs.tenant) == (23, 3, "parent", "t")
+    assert ours.blocks == theirs.blocks == ours.shared_blocks
+    assert (len(ours.blocks), ours.private_blocks) == (3, 0)
+    child.prefill()
+    assert (child.report().private_blocks, parent.report().private_blocks) == (1, 1)
+    assert child.report().shared_blocks == child.report().blocks[:2]
+    assert child.report().state is SessionState.IDLE
+    child.close()
+    assert child.report().state is SessionState.CLOSED
+    assert parent.report().shared_blocks == ()
+
+
+def test_reports_of_blocks_say_who_has_what_in_them(runtime: kvos.Runtime) -> None:
+    session = runtime.session("s", messages=[{"role": "system", "content": "abc"}, {"role": "user", "content": "hi"}])
+    session.prefill()
+    gone = runtime.session("gone")
+    gone.append_tokens(some_ids(8))
+    gone.prefill()
+    gone.close()
+    reports = runtime.blocks()
+    # <|im_start|>system\nabc<|im_end|>\n is 13 tokens, <|im_start|>user\nhi<|im_end|>\n 10
+    by_block = {report.block.id: report for report in reports}
+    first, second, third = (by_block[block] for block in session.report().blocks)
+    assert [(part.span.id, part.start, part.end) for part in first.content] == [(0, 0, 8)]
+    assert [(part.span.id, part.start, part.end) for part in second.content] == [(0, 8, 13), (1, 13, 16)]
+    assert [(part.span.id, part.start, part.end) for part in third.content] == [(1, 16, 23)]
+    assert (third.block.filled, third.block.published, third.block.ref_count) == (7, False, 1)
+    cached = [report for report in reports if report.block.status is BlockStatus.CACHED]
+    assert [report.content for report in cached] == [()]
+    assert len(reports) == 4
+
+
+def test_a_session_says_who_it_is(runtime: kvos.Runtime) -> None:
+    session = runtime.session("support", messages={"role": "user", "content": "hi"})
+    assert repr(session) == "<kvos.Session 'support', idle, 1 spans>"
+    assert runtime.get("support").messages == session.messages == [{"role": "user", "content": "hi"}]
+    assert runtime.session().name != runtime.session().name
