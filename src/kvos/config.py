@@ -26,6 +26,9 @@ __all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment"]
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
 
+SWITCHES = ("offline", "publish_stats")
+"""Settings that are true or false."""
+
 ENVIRONMENT_PREFIX = "KVOS_"
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -73,6 +76,8 @@ class KvosConfig:
         kernels: ``auto`` or ``generic``. Default ``auto``: compiled kernels where they can be built. ``generic`` is
             plain torch, the reference that the compiled ones are tested against.
         offline: never reach for the network. Default false: opening the default model for the first time fetches it.
+        publish_stats: write counters to a file in ``home/run`` every two seconds that they change, for ``kvos stats``.
+            Default true: it is a kilobyte, written by a thread of its own.
 
     Raises:
         InvalidConfigError: a value outside its range; the text names setting, value and range.
@@ -92,6 +97,7 @@ class KvosConfig:
     threads: int | None = None
     kernels: Literal["auto", "generic"] = "auto"
     offline: bool = False
+    publish_stats: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.home, str | os.PathLike) or not str(self.home):
@@ -111,8 +117,9 @@ class KvosConfig:
             if getattr(self, name) is not None:
                 self._integer(name, lowest)
         self._one_of("kernels", ("auto", "generic"))
-        if not isinstance(self.offline, bool):
-            raise _out_of_range("offline", self.offline, "True or False")
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise _out_of_range(name, getattr(self, name), "True or False")
         if self.max_batch_tokens < self.max_running:
             expected = f"at least max_running ({self.max_running}), so that each running sequence gets its token"
             raise _out_of_range("max_batch_tokens", self.max_batch_tokens, expected)
@@ -183,7 +190,7 @@ def _parse(name: str, text: str) -> Any:
     """The value that ``text`` stands for; what it can't read it returns, for the range check to name."""
     if name in ("dtype", "device", "kernels", "home"):
         return text
-    if name == "offline":
+    if name in SWITCHES:
         words = {**dict.fromkeys(_WORDS_FOR_TRUE, True), **dict.fromkeys(_WORDS_FOR_FALSE, False)}
         return words.get(text.lower(), text)
     if text.lower() == "none":

@@ -85,7 +85,8 @@ class Runtime:
         )
         thread = self._parts.thread
         publisher = StatsPublisher(config.home / "run", lambda: thread.call(runtime_stats).as_dict())
-        publisher.start()
+        if config.publish_stats:
+            publisher.start()
         # A daemon thread inside torch while the interpreter ends can crash it: end it first, if nobody did. Sessions
         # hold the parts, so a runtime lives as long as its last session.
         self._shut_down = weakref.finalize(self._parts, _shut_down, publisher, thread, engine)
