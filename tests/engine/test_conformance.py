@@ -17,11 +17,11 @@ from kvos.storage import BLOCK_SIZES
 from kvos.testing import toy_model
 
 VARIANTS: dict[str, tuple[torch.dtype, Kernels | None]] = {
-    "generic-fp64": (torch.float64, Kernels("generic", "plain")),
-    "generic-fp32": (torch.float32, Kernels("generic", "plain")),
-    "generic-bf16": (torch.bfloat16, Kernels("generic", "plain")),
-    "packed-linears-fp32": (torch.float32, Kernels("generic", "packed")),
-    "numba-fp32": (torch.float32, Kernels("numba", "plain")),
+    "generic-fp64": (torch.float64, Kernels("generic", "plain", "plain")),
+    "generic-fp32": (torch.float32, Kernels("generic", "plain", "plain")),
+    "generic-bf16": (torch.bfloat16, Kernels("generic", "plain", "plain")),
+    "packed-linears-fp32": (torch.float32, Kernels("generic", "packed", "plain")),
+    "numba-fp32": (torch.float32, Kernels("numba", "plain", "plain")),
     "auto-fp32": (torch.float32, Kernels()),
     "dynamic-cache-fp64": (torch.float64, None),
     "dynamic-cache-fp32": (torch.float32, None),

@@ -16,9 +16,11 @@ import torch
 from engine.driver import Driver, Work
 from kvos.engine import PackedBatch, TransformersEngine
 from kvos.engine.kernels import Kernels
+from kvos.engine.kernels.fused_norm import FusedNorms
 from kvos.engine.kernels.packed_linear import PackedLinears
 from kvos.engine.kernels.threads import WorkerThreads
 from kvos.engine.plan import context_slots
+from kvos.errors import MissingDependencyError
 from kvos.storage import BlockPool, KVLayout
 from kvos.testing import toy_model
 
@@ -155,7 +157,7 @@ def test_elements_of_a_head_must_be_neighbours(kernel: NumbaDecode) -> None:
 
 def test_compiled_and_generic_engines_agree() -> None:
     logits = []
-    for kernels in (Kernels("numba", "packed"), Kernels("generic", "plain")):
+    for kernels in (Kernels("numba", "packed"), Kernels("generic", "plain", "plain")):
         driver = Driver(TransformersEngine(toy_model(), kernels=kernels), blocks_per_segment=9)
         histories = [driver.history(tokens) for tokens in (100, 150, 33)]
         driver.step(*(Work(history, len(history.ids) - 3) for history in histories))
@@ -184,6 +186,34 @@ def test_a_linear_that_has_a_forward_of_its_own_is_left_alone() -> None:
     assert torch.equal(model.lm_head(torch.ones(3)), torch.full((3,), 2.0))
     packed.undo()
     assert "forward" in vars(model.lm_head)
+
+
+def test_fused_norms_compute_what_plain_ones_do_and_are_undone() -> None:
+    model = toy_model()
+    norm = model.model.norm
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(1, 7, 64)
+    with torch.no_grad():
+        plain = norm(x)
+        fused = FusedNorms(model)
+        assert torch.allclose(norm(x), plain, rtol=1e-6, atol=1e-6)
+        fused.undo()
+        assert torch.equal(norm(x), plain)
+
+
+def test_a_numba_that_cannot_compile_leaves_the_generic_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: int) -> None:
+        raise AttributeError("no such thing in this version")
+
+    object_code.load_decode.cache_clear()
+    monkeypatch.setattr("kvos.engine.kernels.numba_decode.compile_decode", fail)
+    engine = TransformersEngine(toy_model(), kernels=Kernels(linear="plain", norm="plain"))
+    assert engine.kernels == Kernels("generic", "plain", "plain")
+    assert "no such thing" in caplog.text
+    with pytest.raises(MissingDependencyError, match="could not compile"):
+        TransformersEngine(toy_model(), kernels=Kernels("numba", "plain", "plain"))
 
 
 # -- kept machine code --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from kvos.errors import EngineContractError, InvalidConfigError
 from kvos.storage import BlockPool
 from kvos.testing import toy_model
 
-GENERIC = Kernels("generic", "plain")
+GENERIC = Kernels("generic", "plain", "plain")
 
 
 def opened(**settings: Any) -> tuple[LlamaForCausalLM, TransformersEngine, Driver]:
@@ -38,7 +38,7 @@ def forward(driver: Driver, rows: int = 4) -> torch.Tensor:
     return driver.step(Work(driver.history(20), rows))[0]
 
 
-@pytest.mark.parametrize("kernels", [GENERIC, Kernels("generic", "packed"), Kernels()])
+@pytest.mark.parametrize("kernels", [GENERIC, Kernels("generic", "packed", "plain"), Kernels()])
 @pytest.mark.parametrize("owns_model", [False, True])
 def test_close_leaves_the_model_as_it_was(kernels: Kernels, owns_model: bool) -> None:
     model = toy_model(tie_word_embeddings=True)
@@ -65,7 +65,7 @@ def test_close_leaves_the_model_as_it_was(kernels: Kernels, owns_model: bool) ->
 
 def test_an_owned_model_keeps_no_plain_copy_of_packed_weights() -> None:
     model = toy_model(tie_word_embeddings=True)
-    engine = TransformersEngine(model, kernels=Kernels("generic", "packed"), owns_model=True)
+    engine = TransformersEngine(model, kernels=Kernels("generic", "packed", "plain"), owns_model=True)
     assert model.model.layers[0].mlp.up_proj.weight.numel() == 0
     assert model.lm_head.weight.numel() > 0  # the embedding uses it
     assert engine.identity() == TransformersEngine(toy_model(tie_word_embeddings=True), kernels=GENERIC).identity()
@@ -228,6 +228,8 @@ def test_kernels_that_do_not_exist_are_refused() -> None:
         TransformersEngine(toy_model(), kernels="fastest")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfigError, match="float32 on the CPU"):
         TransformersEngine(toy_model(dtype=torch.float64), kernels=Kernels(attention="numba"))
+    with pytest.raises(InvalidConfigError, match="fused norms"):
+        TransformersEngine(toy_model(dtype=torch.float64), kernels=Kernels(norm="fused"))
     with pytest.raises(InvalidConfigError, match="packed linear"):
         TransformersEngine(toy_model(dtype=torch.float64), kernels=Kernels(linear="packed"))
 

@@ -1,8 +1,8 @@
 """The faults that are planted: one small, plausible mistake each, and the tests that must notice it.
 
 To add one: name it as a sentence about the faulty code, give the file under ``src/kvos``, a text that occurs exactly
-once in it, what replaces that text, and the smallest selection of test files that should fail. A fault that is only
-visible in a running model belongs into ``ENGINE`` (tests/engine/) or ``SESSIONS`` (tests/sessions/, tests/serving/).
+once in it, what replaces that text, and the smallest selection of test files that should fail. A fault that only a
+running model shows belongs into ``session_faults.py``.
 """
 
 from __future__ import annotations
@@ -316,12 +316,6 @@ EVICTION_AND_SCRUBBING = (
     ),
 )
 
-ENGINE: tuple[PlantedFault, ...] = ()
-"""Faults that only a running model shows: position, mask, context length, which rows are written."""
-
-SESSIONS: tuple[PlantedFault, ...] = ()
-"""Faults of spans, forks of sessions, saved files, and the loop that batches."""
-
 FAULTS = (
     *REFERENCE_COUNT,
     *COPY_ON_WRITE,
@@ -330,6 +324,4 @@ FAULTS = (
     *POSITION,
     *PUBLISHING,
     *EVICTION_AND_SCRUBBING,
-    *ENGINE,
-    *SESSIONS,
 )

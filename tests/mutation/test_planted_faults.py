@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mutation.faults import FAULTS, PlantedFault
+from mutation.faults import FAULTS as CACHE_FAULTS
+from mutation.faults import PlantedFault
+from mutation.session_faults import SESSION_FAULTS
 from mutation.source_guard import WRONG_SOURCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = REPOSITORY / "src"
 PASSED, FAILED = 0, 1  # exit codes of pytest; a collection error, a usage error or a crash has another one
+
+FAULTS = (*CACHE_FAULTS, *SESSION_FAULTS)
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 

@@ -65,3 +65,7 @@ def test_one_message_is_a_list_of_one_and_tuples_are_lists() -> None:
 def test_what_a_session_says_of_an_empty_reply_can_be_given_back_to_it() -> None:
     """The model may say nothing; a caller who sends the history back sends that, too."""
     assert parse_messages({"role": "assistant", "content": ""})[0].content == ""
+
+
+def test_a_tool_may_find_nothing() -> None:
+    assert parse_messages({"role": "tool", "content": ""})[0].content == ""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kvos.demo.record import ReplyRecord
 from kvos.demo.script import Question
-from kvos.demo.text import facts, printable
+from kvos.demo.text import Pace, facts, printable
 
 __all__ = ["LiveReplies", "live_replies"]
 
@@ -123,11 +123,13 @@ class _Lines(LiveReplies):
         self._console = console
         self._questions = questions
         self._unsaid = [""] * len(questions)
+        self._pace = Pace()
         self._width = max(len(one.name) for one in questions)
         self._line = LINE_WIDTH if len(questions) == 1 else LINE_WIDTH // 2
 
     def prefill(self, number: int, done: int, total: int) -> None:
-        return
+        if done < total and self._pace.is_due():
+            self._say(number, f"... {done:,} of {total:,} prompt tokens computed")
 
     def text(self, number: int, text: str) -> None:
         self._unsaid[number] += printable(text)

@@ -15,7 +15,7 @@ from rich.text import Text
 from kvos.demo.live import LiveReplies, live_replies
 from kvos.demo.record import CheckRecord, ColdStart, DemoRecord, GrowthPoint, ReplyRecord, SessionBlocks
 from kvos.demo.script import Question
-from kvos.demo.text import seconds, times
+from kvos.demo.text import Pace, seconds, times
 
 __all__ = ["Show"]
 
@@ -41,7 +41,8 @@ class Show:
         """Something takes a moment. Yields what takes ``(done, total)``, for those who know how far they are."""
         if not self._console.is_terminal:
             self.note(f"... {label}")
-            yield lambda done, total: None
+            pace = Pace()
+            yield lambda done, total: self.note(f"... {done:,} of {total:,}") if pace.is_due() else None
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(BAR_WIDTH), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:

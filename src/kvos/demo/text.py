@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import time
+
 from kvos.demo.record import ReplyRecord
 
-__all__ = ["facts", "printable", "seconds", "size", "times"]
+__all__ = ["Pace", "facts", "printable", "seconds", "size", "times"]
+
+LINE_EVERY_SECONDS = 10.0
+
+
+class Pace:
+    """Keeps progress that comes as lines from becoming many: ``is_due`` is true every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < LINE_EVERY_SECONDS:
+            return False
+        self._last = now
+        return True
 
 
 def seconds(value: float) -> str:

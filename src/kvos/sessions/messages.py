@@ -13,6 +13,9 @@ __all__ = ["ROLES", "Message", "MessageInput", "parse_messages"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
+MAY_BE_EMPTY = ("assistant", "tool")
+"""A model may say nothing, a tool may find nothing, and callers send back what there was."""
+
 MessageInput = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """One message, or a list of them, as dicts with ``role`` and ``content``."""
 
@@ -66,7 +69,7 @@ def _parse(number: int, message: Mapping[str, Any]) -> Message:
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
     if content is None and not (role == "assistant" and extra.get("tool_calls")):
         raise InvalidMessageError(f"{where} ({role}) has null content; only an assistant's tool calls may")
-    if content == "" and role != "assistant":  # a model may say nothing, and callers send back what it said
+    if content == "" and role not in MAY_BE_EMPTY:
         raise InvalidMessageError(f"{where} ({role}) has empty content")
     if content is not None:
         _check_text(f"{where} ({role})", content)
