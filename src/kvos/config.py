@@ -65,7 +65,7 @@ class KvosConfig:
             memory, large enough that a few segments make a pool. A smaller ``cache_bytes`` wins.
         max_context_tokens: longest sequence, in tokens. Default ``None``: what the model was made for; a larger value
             is clipped to that.
-        prefill_chunk_tokens: prompt tokens of one sequence in one step. Default 256: beyond that a CPU gains no
+        prefill_chunk_tokens: prompt tokens of one sequence in one step. Default 512: beyond that a CPU gains no
             throughput, and whoever decodes meanwhile waits longer for the step to end.
         prefill_beside_decodes_tokens: prompt tokens in one step while others decode. Default 64: their next token then
             comes within a fifth of a second on two CPU cores, and prefill still runs at nearly full speed.
@@ -90,7 +90,7 @@ class KvosConfig:
     cache_bytes: int | None = None
     segment_bytes: int = 256 << 20
     max_context_tokens: int | None = None
-    prefill_chunk_tokens: int = 256
+    prefill_chunk_tokens: int = 512
     prefill_beside_decodes_tokens: int = 64
     max_batch_tokens: int = 512
     max_running: int = 32

@@ -5,8 +5,9 @@ The model object here must be one that no kvos engine has open: attention and li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 __all__ = ["NoiseFloor", "Reference", "cover", "spread"]
 
 MIN_PAIRS = 8
+LINEAR_CHUNKS = (1, 3, 8)
+"""Rows of a linear layer's call: the matrix kernels for few rows add up in another order than those for many."""
 
 
 class Reference:
@@ -50,6 +53,9 @@ class Reference:
         padding = torch.ones(2, longer, dtype=torch.long)
         padding[0, n:] = 0
         yield self._run([ids + (0,) * len(more), ids + more], keep=longer - first_row, mask=padding)[0, : n - first_row]
+        for rows in LINEAR_CHUNKS:
+            with self._linear_chunks(rows):
+                yield self.logits(ids, first_row)
         half = max(first_row + 1, n // 2)
         yield self._run([ids[:half]], keep=half - first_row)[0]
 
@@ -61,6 +67,22 @@ class Reference:
             yield
         finally:
             self._model.set_attn_implementation(before)
+
+    @contextmanager
+    def _linear_chunks(self, rows: int) -> Iterator[None]:
+        """Linear layers see ``rows`` tokens at a time, as they do in chunked prefill and, one by one, in decoding."""
+        linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
+        for linear in linears:
+            linear.forward = partial(_in_chunks, linear.forward, rows)
+        try:
+            yield
+        finally:
+            for linear in linears:
+                del linear.forward
+
+
+def _in_chunks(forward: Callable[[torch.Tensor], torch.Tensor], rows: int, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([forward(part) for part in x.split(rows, dim=1)], dim=1)
 
 
 class NoiseFloor:
