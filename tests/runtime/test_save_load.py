@@ -290,3 +290,14 @@ def test_a_fork_that_was_saved_does_not_need_its_parent(open_toy: Open) -> None:
     child.close()
     loaded = open_toy().load("child")
     assert_same_logits(loaded.score([7]), [*some_ids(30), 4, 5, 6, 7])
+
+
+def test_raw_tokens_behind_a_raw_reply_are_saved_and_loaded(open_toy: Open) -> None:
+    runtime = open_toy()
+    session = raw(runtime)
+    session.generate(max_tokens=6, ignore_eos=True).result()
+    session.append_tokens(some_ids(5))
+    session.save("raw")
+    loaded = runtime.load("raw", name="again")
+    assert_same(loaded, session)
+    runtime.check_invariants()

@@ -131,7 +131,7 @@ class CacheSession:
         start = self.sequence.num_tokens
         self._check_length(start + len(tokens))
         self.sequence.append(tokens)
-        self._add_span(Span(len(self.transcript.spans), kind, kind.value, start, start + len(tokens), 0, version))
+        self._add_span(kind, kind.value, start, start + len(tokens), version)
 
     def restore(self, transcript: Transcript, tokens: TokenIds) -> None:
         """Fill an empty session with what another one was; nothing is computed yet."""
@@ -174,7 +174,7 @@ class CacheSession:
             self._check_raw()
             end = self.sequence.num_tokens
             self._check_length(end + 1)
-            self._add_span(Span(len(self.transcript.spans), SpanKind.ASSISTANT, "assistant", end, end, 0))
+            self._add_span(SpanKind.ASSISTANT, "assistant", end, end)
         else:
             self._check_length(prompt.keep + len(prompt.tokens) + 1)
             lost = self.apply(prompt)
@@ -333,8 +333,11 @@ class CacheSession:
                 "Truncate it, or fork from an earlier message."
             )
 
-    def _add_span(self, span: Span) -> None:
-        self.transcript = replace(self.transcript, spans=(*self.transcript.spans, span))
+    def _add_span(self, kind: SpanKind, role: str, start: int, end: int, version: str | None = None) -> None:
+        """A span of raw tokens, which stand for no text of their own."""
+        spans, text_end = self.transcript.spans, len(self.transcript.text)
+        span = Span(len(spans), kind, role, start, end, text_end, version)
+        self.transcript = replace(self.transcript, spans=(*spans, span))
         self._stamp()
 
     def _stamp(self) -> None:

@@ -12,6 +12,8 @@ from itertools import combinations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.mkldnn import MkldnnLinear
 
 __all__ = ["NoiseFloor", "Reference", "cover", "spread"]
 
@@ -41,23 +43,28 @@ class Reference:
         logits: torch.Tensor = output.logits.cpu()
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def other_shapes(self, ids: tuple[int, ...], first_row: int, salt: int) -> Iterator[torch.Tensor]:
-        """The rows of ``logits(ids, first_row)`` from runs of other shapes; the last one is of the first half only."""
+    def other_shapes(self, ids: tuple[int, ...], salt: int) -> Iterator[torch.Tensor]:
+        """The rows of ``logits(ids)`` from runs of other shapes and by the library's other implementations.
+
+        Other attention (eager), other linear layers (oneDNN's instead of MKL's, where kvos may use them), copies in a
+        batch, rows behind, a longer and a padded sequence in one batch; and the first half, four, two, and one row:
+        what these runs give for their rows.
+        """
         n, copies = len(ids), 2 + salt % 3
         more = tuple((salt * 31 + 7 * i) % self.vocab_size for i in range(1, 6 + salt % 7))
         with self._attention("eager"):
-            yield self.logits(ids, first_row)
-        yield self._run([ids] * copies, keep=n - first_row)[-1]
+            yield self.logits(ids)
+        if self.dtype == torch.float32 and self._device.type == "cpu" and torch.backends.mkldnn.is_available():
+            with self._onednn():
+                yield self.logits(ids)
+        yield self._run([ids] * copies, keep=n)[-1]
         longer = n + len(more)
-        yield self._run([ids + more], keep=longer - first_row)[0, : n - first_row]
+        yield self._run([ids + more], keep=longer)[0, :n]
         padding = torch.ones(2, longer, dtype=torch.long)
         padding[0, n:] = 0
-        yield self._run([ids + (0,) * len(more), ids + more], keep=longer - first_row, mask=padding)[0, : n - first_row]
-        for rows in LINEAR_CHUNKS:
-            with self._linear_chunks(rows):
-                yield self.logits(ids, first_row)
-        half = max(first_row + 1, n // 2)
-        yield self._run([ids[:half]], keep=half - first_row)[0]
+        yield self._run([ids + (0,) * len(more), ids + more], keep=longer, mask=padding)[0, :n]
+        for rows in sorted({max(1, n // 2), min(4, n), min(2, n), 1}):
+            yield self.logits(ids[:rows])
 
     @contextmanager
     def _attention(self, name: str) -> Iterator[None]:
@@ -69,16 +76,27 @@ class Reference:
             self._model.set_attn_implementation(before)
 
     @contextmanager
-    def _linear_chunks(self, rows: int) -> Iterator[None]:
-        """Linear layers see ``rows`` tokens at a time, as they do in chunked prefill and, one by one, in decoding."""
-        linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
+    def _onednn(self) -> Iterator[None]:
+        linears = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
         for linear in linears:
-            linear.forward = partial(_in_chunks, linear.forward, rows)
+            linear.forward = MkldnnLinear(linear, torch.float32).forward
         try:
             yield
         finally:
             for linear in linears:
                 del linear.forward
+
+    @contextmanager
+    def _linear_chunks(self, rows: int) -> Iterator[None]:
+        """Linear layers see ``rows`` tokens at a time, as they do in chunked prefill and, one by one, in decoding."""
+        linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
+        for linear in linears:
+            vars(linear)["forward"] = partial(_in_chunks, linear.forward, rows)
+        try:
+            yield
+        finally:
+            for linear in linears:
+                del vars(linear)["forward"]
 
 
 def _in_chunks(forward: Callable[[torch.Tensor], torch.Tensor], rows: int, x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +104,7 @@ def _in_chunks(forward: Callable[[torch.Tensor], torch.Tensor], rows: int, x: to
 
 
 class NoiseFloor:
-    """How far runs without a cache lie apart when nothing but the shape of the run differs.
+    """How far runs without a cache lie apart, for the same ids at the same positions, when only the arithmetic differs.
 
     Attributes:
         value: the largest difference of a logit between any two of them.
@@ -103,12 +121,11 @@ class NoiseFloor:
     def sequences(self) -> int:
         return len(self._measured)
 
-    def measure(self, ids: tuple[int, ...], first_row: int) -> None:
-        """Take rows ``first_row`` to the end of ``ids`` into account; does nothing for what it has seen."""
+    def measure(self, ids: tuple[int, ...]) -> None:
+        """Take every position of ``ids`` into account; does nothing for what it has seen."""
         if ids in self._measured:
             return
-        runs = [self._reference.logits(ids, first_row)]
-        runs += self._reference.other_shapes(ids, first_row, salt=self.sequences)
+        runs = [self._reference.logits(ids), *self._reference.other_shapes(ids, salt=self.sequences)]
         self.value = max(self.value, spread(runs))
         self.pairs += len(list(combinations(runs, 2)))
         self._measured.add(ids)

@@ -42,13 +42,13 @@ def shrink(operations: Sequence[Operation], fails: Predicate, *, max_trials: int
     """The shortest history found from which ``fails`` is still true; ``operations`` must be one for which it is.
 
     No single operation can be left out of the result, and no number in it made smaller in one step, unless
-    ``max_trials`` ended the search.
+    ``max_trials`` or Ctrl-C ended the search.
     """
     search = _Search(tuple(operations), fails, max_trials)
     try:
         while _remove(search) | _simplify(search):
             pass
-    except _NoTrialsLeftError:
+    except (_NoTrialsLeftError, KeyboardInterrupt):
         pass
     return search.best
 
