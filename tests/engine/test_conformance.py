@@ -46,15 +46,6 @@ class Check:
         assert (logits - expected).abs().max() <= self.tolerance * expected.abs().max()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and wait for them on a busy machine; test_kernels.py runs with several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(params=VARIANTS)
 def build(request: pytest.FixtureRequest) -> Iterator[Build]:
     """``build(block_size=..., **model settings)`` makes the engine of this variant and what checks it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,13 +30,6 @@ from kvos.engine.kernels.decode_step import NumbaDecode, NumbaDecodeStep
 
 KV_HEADS, HEADS, DIM = 2, 4, 16  # those of the toy model: compiled once for all tests
 LAYOUT = KVLayout.uniform(num_layers=2, kv_heads=KV_HEADS, head_dim=DIM)
-
-
-@pytest.fixture
-def thread_count() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +92,7 @@ class Scene:
 
 @pytest.mark.parametrize("lengths", [[1], [2, 63, 64, 65], [700, 1, 128, 129, 17]])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_decode_kernel_is_attention(
-    kernel: NumbaDecode, lengths: list[int], threads: int, thread_count: None
-) -> None:
+def test_the_decode_kernel_is_attention(kernel: NumbaDecode, lengths: list[int], threads: int) -> None:
     torch.set_num_threads(threads)
     scene = Scene(lengths)
     out = scene.run(kernel)
@@ -130,9 +120,7 @@ def test_large_scores_do_not_overflow_and_small_ones_vanish(kernel: NumbaDecode)
     assert (out - scene.expected(scale=500.0)).abs().max() < 1e-3
 
 
-def test_a_sequence_gets_the_same_bits_alone_in_company_and_with_any_number_of_threads(
-    kernel: NumbaDecode, thread_count: None
-) -> None:
+def test_a_sequence_gets_the_same_bits_alone_in_company_and_with_any_number_of_threads(kernel: NumbaDecode) -> None:
     scene = Scene([300, 90, 511, 64])
     torch.set_num_threads(1)
     together = scene.run(kernel)

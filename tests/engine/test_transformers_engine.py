@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from engine.driver import Driver, Work, plain_logits
 from kvos.engine import TransformersEngine
 from kvos.engine.attention import ATTENTION_NAME, FORWARD_KEYWORD
 from kvos.engine.kernels import Kernels
-from kvos.errors import EngineContractError, InvalidConfigError
+from kvos.errors import EngineContractError, InvalidConfigError, MissingDependencyError
 from kvos.storage import BlockPool
 from kvos.testing import toy_model
 
@@ -232,6 +233,15 @@ def test_kernels_that_do_not_exist_are_refused() -> None:
         TransformersEngine(toy_model(dtype=torch.float64), kernels=Kernels(norm="fused"))
     with pytest.raises(InvalidConfigError, match="packed linear"):
         TransformersEngine(toy_model(dtype=torch.float64), kernels=Kernels(linear="packed"))
+
+
+def test_without_numba_auto_takes_the_generic_path_and_asking_by_name_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert TransformersEngine(toy_model()).kernels.attention == "generic"
+    with pytest.raises(MissingDependencyError, match=r"kvos\[fast\]"):
+        TransformersEngine(toy_model(), kernels=Kernels(attention="numba"))
 
 
 def test_generic_kernels_by_one_word() -> None:

@@ -38,22 +38,34 @@ def test_a_floor_needs_eight_pairs() -> None:
         spread([torch.zeros(1, 2)] * 4)  # six pairs
 
 
-def test_every_other_shape_computes_the_same_rows() -> None:
-    reference = Reference(toy_model(dtype=torch.float64))
-    whole = reference.logits(IDS)
-    for first_row in (0, 20):
-        runs = list(reference.other_shapes(IDS, first_row, salt=1))
-        assert comb(len(runs) + 1, 2) >= 8
-        for run in runs:
-            expected = whole[first_row : first_row + len(run)]
-            assert (run - expected).abs().max() < 1e-4  # the library's eager attention has a softmax in float32
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("first_row", [0, 20, 29])
+def test_every_other_shape_computes_the_same_rows(dtype: torch.dtype, first_row: int) -> None:
+    reference = Reference(toy_model(dtype=dtype))
+    expected = reference.logits(IDS)[first_row:]
+    runs = list(reference.other_shapes(IDS, first_row, salt=1))
+    assert comb(len(runs) + 1, 2) >= 8
+    for run in runs:
+        assert len(run) in (len(expected), max(1, len(IDS) // 2 - first_row))
+        assert (run - expected[: len(run)]).abs().max() < 1e-4  # eager attention has a softmax in float32
 
 
-def test_the_reference_leaves_the_attention_as_it_was() -> None:
+def test_short_sequences_have_a_floor_too() -> None:
+    floor = NoiseFloor(Reference(toy_model(dtype=torch.bfloat16)))
+    floor.measure((5,), 0)
+    floor.measure((5, 6, 7), 2)
+    assert floor.sequences == 2
+    assert floor.value > 0
+
+
+def test_the_reference_leaves_the_model_as_it_was() -> None:
     model = toy_model()
-    before = model.config._attn_implementation
-    NoiseFloor(Reference(model)).measure(IDS, 0)
-    assert model.config._attn_implementation == before
+    reference = Reference(model)
+    attention, logits = model.config._attn_implementation, reference.logits(IDS)
+    NoiseFloor(reference).measure(IDS, 0)
+    assert model.config._attn_implementation == attention
+    assert torch.equal(reference.logits(IDS), logits)
+    assert all("forward" not in vars(module) for module in model.modules())
 
 
 def test_the_floor_grows_with_the_coarseness_of_the_dtype() -> None:

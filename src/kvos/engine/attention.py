@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan
+from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan, SlotIndex
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 
@@ -61,8 +61,8 @@ class PackedForward:
     Args:
         plan: of the batch.
         pool: where keys and values live.
-        kernel: stores, and does the decodes; None leaves both to the generic path, for which ``plan`` must hold decode
-            groups.
+        kernel: stores, and does the decodes; None leaves both to the generic path. ``plan`` was made for the one or
+            the other.
     """
 
     def __init__(self, plan: BatchPlan, pool: BlockPool, kernel: DecodeKernel | None = None) -> None:
@@ -91,19 +91,19 @@ class PackedForward:
         out = query.new_empty((*queries.shape[:2], values.shape[-1]))
         if self._kernel is not None:
             self._kernel.attend(layer, queries, keys, values, scale, out)
-        else:
-            self._store(layer, keys, values)
+        if self._plan.writes is not None:
+            self._store(self._plan.writes, layer, keys, values)
         for chunk in self._plan.chunks:
             _attend_chunk(chunk, layer, queries, keys, values, scale, out)
         for group in self._plan.decodes:
             _attend_decodes(group, layer, queries, scale, out)
         return out[None]
 
-    def _store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _store(self, writes: SlotIndex, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = self._plan.write_rows
         if rows is not None:
             keys, values = keys.index_select(0, rows), values.index_select(0, rows)
-        self._plan.writes.write(layer, keys, values)
+        writes.write(layer, keys, values)
 
     def _enter(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> int:
         layer = getattr(module, "layer_idx", None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig
 
@@ -32,6 +34,7 @@ _FACTS = (
 """Config entries that change results. Names, file formats, token ids and defaults of generation do not."""
 
 _CHUNK_ELEMENTS = 1 << 22
+_HASHERS = 4
 
 
 def model_identity(config: PreTrainedConfig, weights: Mapping[str, torch.Tensor]) -> str:
@@ -46,12 +49,22 @@ def model_identity(config: PreTrainedConfig, weights: Mapping[str, torch.Tensor]
         weights: by name, tied ones once.
     """
     digest = hashlib.blake2b(json.dumps(_facts(config), sort_keys=True).encode(), digest_size=32)
-    names = sorted(weights)
-    with ThreadPoolExecutor(thread_name_prefix="kvos-identity") as pool:
-        for name, value in zip(names, pool.map(lambda key: _value_digest(weights[key]), names), strict=True):
-            digest.update(f"{name}{tuple(weights[name].shape)}".encode())
-            digest.update(value)
+    pending: deque[tuple[str, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(_HASHERS, thread_name_prefix="kvos-identity") as hashers:
+        for name in sorted(weights):
+            label = f"{name}{tuple(weights[name].shape)}"
+            # Only hashing leaves this thread: a thread that runs PyTorch brings an OpenMP team of its own along.
+            pending.append((label, hashers.submit(_hash, _exact_chunks(weights[name]))))
+            if len(pending) > _HASHERS:
+                _add(digest, *pending.popleft())
+        for label, value in pending:
+            _add(digest, label, value)
     return digest.hexdigest()
+
+
+def _add(digest: Any, label: str, value: Future[bytes]) -> None:
+    digest.update(label.encode())
+    digest.update(value.result())
 
 
 def _facts(config: PreTrainedConfig) -> dict[str, Any]:
@@ -63,11 +76,18 @@ def _facts(config: PreTrainedConfig) -> dict[str, Any]:
     return facts
 
 
-def _value_digest(weight: torch.Tensor) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
+def _exact_chunks(weight: torch.Tensor) -> list[npt.NDArray[Any]]:
+    """The values in float32 where that is exact, else in float64; views of the weight where nothing is converted."""
+    chunks = []
     for chunk in weight.detach().reshape(-1).split(_CHUNK_ELEMENTS):
         narrow = chunk.to(device="cpu", dtype=torch.float32)
         lossless = chunk.dtype != torch.float64 or bool(torch.equal(narrow.double(), chunk.cpu()))
-        exact = narrow if lossless else chunk.cpu()
-        digest.update(exact.contiguous().numpy().data)
+        chunks.append((narrow if lossless else chunk.cpu()).contiguous().numpy())
+    return chunks
+
+
+def _hash(chunks: list[npt.NDArray[Any]]) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    for chunk in chunks:
+        digest.update(chunk.data)
     return digest.digest()

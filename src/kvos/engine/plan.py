@@ -155,26 +155,29 @@ class BatchPlan:
 
     Attributes:
         write_rows: rows to store, None for all of them.
-        writes: where they go.
+        writes: where they go; None when a compiled kernel stores them.
         decodes: groups of sequences with one row; empty when a compiled kernel does them.
         chunks: sequences with several rows.
     """
 
     write_rows: torch.Tensor | None
-    writes: SlotIndex
+    writes: SlotIndex | None
     decodes: tuple[DecodePlan, ...]
     chunks: tuple[ChunkPlan, ...]
 
     @classmethod
-    def of(cls, batch: PackedBatch, pool: BlockPool, *, group_decodes: bool = True) -> BatchPlan:
-        """Resolve a checked ``batch`` against ``pool``; ``group_decodes=False`` leaves decodes to a compiled kernel."""
+    def of(cls, batch: PackedBatch, pool: BlockPool, *, compiled: bool = False) -> BatchPlan:
+        """Resolve a checked ``batch`` against ``pool``; ``compiled`` leaves writes and decodes to a compiled kernel."""
         rows = np.diff(batch.query_starts)
+        chunks = tuple(_chunk(batch, pool, int(sequence)) for sequence in np.flatnonzero(rows > 1))
+        if compiled:
+            return cls(None, None, (), chunks)
         every_row = len(batch.write_rows) == batch.num_rows
         return cls(
             write_rows=None if every_row else torch.from_numpy(batch.write_rows).to(pool.device),
             writes=SlotIndex(pool, batch.write_slots),
-            decodes=tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1))) if group_decodes else (),
-            chunks=tuple(_chunk(batch, pool, int(sequence)) for sequence in np.flatnonzero(rows > 1)),
+            decodes=tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1))),
+            chunks=chunks,
         )
 
 

@@ -111,7 +111,7 @@ class TransformersEngine(Engine):
             )
         check_batch(batch, pool)
         kernel = self._kernels.decode_kernel(batch, pool)
-        plan = BatchPlan.of(batch, pool, group_decodes=kernel is None)
+        plan = BatchPlan.of(batch, pool, compiled=kernel is not None)
         forward = PackedForward(plan, pool, kernel)
         output = self._model(
             input_ids=self._tensor(batch.token_ids.astype(np.int64))[None],

@@ -121,14 +121,15 @@ class Judge:
     def _sample_floor(self, number: int, runs: dict[tuple[int, ...], int]) -> None:
         due = self.floor.sequences < FIRST_FLOORS or (not self.is_exact and number % FLOOR_EVERY == 0)
         if due and runs:
-            self.floor.measure(max(runs, key=len))
+            ids = max(runs, key=lambda sequence: len(sequence) - runs[sequence])
+            self.floor.measure(ids, runs[ids])
 
     def _compare(self, record: LogitRecord | TokenRecord, run: _Run) -> _Verdict:
         rows = run.logits[record.first_row - run.first_row : len(record.ids) - run.first_row]
         verdict = self._verdict(record, rows)
         if verdict.fault is None or self.is_exact:
             return verdict
-        self.floor.measure(run.ids)  # judged by the noise on these very ids and positions
+        self.floor.measure(run.ids, run.first_row)  # judged by the noise on these very ids and positions
         return self._verdict(record, rows)
 
     def _verdict(self, record: LogitRecord | TokenRecord, rows: torch.Tensor) -> _Verdict:

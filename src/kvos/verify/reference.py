@@ -21,6 +21,8 @@ MIN_PAIRS = 8
 LINEAR_CHUNKS = (1, 3, 8)
 """Rows of a linear layer's call: the matrix kernels for few rows add up in another order than those for many."""
 
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Reference:
     """Plain runs of a Transformers model, one sequence a call, ``use_cache=False``."""
@@ -43,28 +45,31 @@ class Reference:
         logits: torch.Tensor = output.logits.cpu()
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def other_shapes(self, ids: tuple[int, ...], salt: int) -> Iterator[torch.Tensor]:
-        """The rows of ``logits(ids)`` from runs of other shapes and by the library's other implementations.
+    def other_shapes(self, ids: tuple[int, ...], first_row: int, salt: int) -> Iterator[torch.Tensor]:
+        """The rows of ``logits(ids, first_row)`` from runs of other shapes and by the library's other kernels.
 
-        Other attention (eager), other linear layers (oneDNN's instead of MKL's, where kvos may use them), copies in a
-        batch, rows behind, a longer and a padded sequence in one batch; and the first half, four, two, and one row:
-        what these runs give for their rows.
+        Eager attention; oneDNN's linear layers where kvos may use them, packed; copies in a batch; rows behind; a
+        padded and a longer sequence in one batch; linear layers in chunks; and, last, the first half only.
         """
         n, copies = len(ids), 2 + salt % 3
         more = tuple((salt * 31 + 7 * i) % self.vocab_size for i in range(1, 6 + salt % 7))
         with self._attention("eager"):
-            yield self.logits(ids)
+            yield self.logits(ids, first_row)
         if self.dtype == torch.float32 and self._device.type == "cpu" and torch.backends.mkldnn.is_available():
-            with self._onednn():
-                yield self.logits(ids)
-        yield self._run([ids] * copies, keep=n)[-1]
+            with self._linears(_by_onednn):
+                yield self.logits(ids, first_row)
+        yield self._run([ids] * copies, keep=n - first_row)[-1]
         longer = n + len(more)
-        yield self._run([ids + more], keep=longer)[0, :n]
+        yield self._run([ids + more], keep=longer - first_row)[0, : n - first_row]
         padding = torch.ones(2, longer, dtype=torch.long)
         padding[0, n:] = 0
-        yield self._run([ids + (0,) * len(more), ids + more], keep=longer, mask=padding)[0, :n]
-        for rows in sorted({max(1, n // 2), min(4, n), min(2, n), 1}):
-            yield self.logits(ids[:rows])
+        yield self._run([ids + (0,) * len(more), ids + more], keep=longer - first_row, mask=padding)[0, : n - first_row]
+        for rows in LINEAR_CHUNKS:
+            # As in chunked prefill and, one by one, in decoding.
+            with self._linears(partial(_chunked, rows=rows)):
+                yield self.logits(ids, first_row)
+        half = max(first_row + 1, n // 2)
+        yield self._run([ids[:half]], keep=half - first_row)[0]
 
     @contextmanager
     def _attention(self, name: str) -> Iterator[None]:
@@ -76,22 +81,11 @@ class Reference:
             self._model.set_attn_implementation(before)
 
     @contextmanager
-    def _onednn(self) -> Iterator[None]:
+    def _linears(self, forward_of: Callable[[nn.Linear], Forward]) -> Iterator[None]:
+        """Linear layers compute by what ``forward_of`` makes of each."""
         linears = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
         for linear in linears:
-            linear.forward = MkldnnLinear(linear, torch.float32).forward
-        try:
-            yield
-        finally:
-            for linear in linears:
-                del linear.forward
-
-    @contextmanager
-    def _linear_chunks(self, rows: int) -> Iterator[None]:
-        """Linear layers see ``rows`` tokens at a time, as they do in chunked prefill and, one by one, in decoding."""
-        linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
-        for linear in linears:
-            vars(linear)["forward"] = partial(_in_chunks, linear.forward, rows)
+            vars(linear)["forward"] = forward_of(linear)
         try:
             yield
         finally:
@@ -99,8 +93,15 @@ class Reference:
                 del vars(linear)["forward"]
 
 
-def _in_chunks(forward: Callable[[torch.Tensor], torch.Tensor], rows: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([forward(part) for part in x.split(rows, dim=1)], dim=1)
+def _by_onednn(linear: nn.Linear) -> Forward:
+    forward: Forward = MkldnnLinear(linear, torch.float32).forward
+    return forward
+
+
+def _chunked(linear: nn.Linear, *, rows: int) -> Forward:
+    """The layer, given ``rows`` tokens at a time."""
+    whole: Forward = linear.forward
+    return lambda x: torch.cat([whole(part) for part in x.split(rows, dim=1)], dim=1)
 
 
 class NoiseFloor:
@@ -121,11 +122,12 @@ class NoiseFloor:
     def sequences(self) -> int:
         return len(self._measured)
 
-    def measure(self, ids: tuple[int, ...]) -> None:
-        """Take every position of ``ids`` into account; does nothing for what it has seen."""
+    def measure(self, ids: tuple[int, ...], first_row: int) -> None:
+        """Take rows ``first_row`` to the end of ``ids`` into account; does nothing for what it has seen."""
         if ids in self._measured:
             return
-        runs = [self._reference.logits(ids), *self._reference.other_shapes(ids, salt=self.sequences)]
+        runs = [self._reference.logits(ids, first_row)]
+        runs += self._reference.other_shapes(ids, first_row, salt=self.sequences)
         self.value = max(self.value, spread(runs))
         self.pairs += len(list(combinations(runs, 2)))
         self._measured.add(ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -13,10 +14,13 @@ from transformers import PreTrainedModel
 
 from kvos.engine.attention import DecodeKernel
 from kvos.engine.base import PackedBatch
+from kvos.engine.kernels.fused_norm import FusedNorms
 from kvos.engine.kernels.packed_linear import PackedLinears, can_pack
 from kvos.engine.kernels.threads import WorkerThreads
 from kvos.errors import InvalidConfigError, MissingDependencyError
 from kvos.storage import BlockPool, KVLayout
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["KernelSet", "Kernels", "select_kernels"]
 
@@ -28,13 +32,15 @@ class Kernels:
     Attributes:
         attention: ``numba`` for one-row sequences in float32 on the CPU; ``generic`` is plain PyTorch.
         linear: ``packed`` for weights packed for oneDNN, on the CPU; ``plain`` leaves the model's layers alone.
+        norm: ``fused`` for RMS norms in one operation, in float32; ``plain`` leaves the model's norms alone.
     """
 
     attention: Literal["auto", "numba", "generic"] = "auto"
     linear: Literal["auto", "packed", "plain"] = "auto"
+    norm: Literal["auto", "fused", "plain"] = "auto"
 
 
-GENERIC = Kernels("generic", "plain")
+GENERIC = Kernels("generic", "plain", "plain")
 
 
 class KernelSet:
@@ -64,6 +70,7 @@ class KernelSet:
 
             self._decode = NumbaDecode(layout, model.config.num_attention_heads, WorkerThreads.find(), folder)
         self._linears = PackedLinears(model, drop_plain=drop_plain_weights) if chosen.linear == "packed" else None
+        self._norms = FusedNorms(model) if chosen.norm == "fused" else None
 
     def decode_kernel(self, batch: PackedBatch, pool: BlockPool) -> DecodeKernel | None:
         """The compiled kernel made ready for a checked batch; None when it has nothing to do."""
@@ -80,6 +87,8 @@ class KernelSet:
         """Put the model's layers back. Idempotent."""
         if self._linears is not None:
             self._linears.undo()
+        if self._norms is not None:
+            self._norms.undo()
 
 
 def select_kernels(
@@ -94,7 +103,7 @@ def select_kernels(
 
     Raises:
         InvalidConfigError: no such kernel, or one that cannot serve this dtype or device.
-        MissingDependencyError: Numba was asked for by name and is not installed.
+        MissingDependencyError: Numba was asked for by name, and is not installed or cannot compile the kernel.
     """
     if wanted == "generic":
         wanted = GENERIC
@@ -102,8 +111,17 @@ def select_kernels(
         wanted = Kernels()
     elif not isinstance(wanted, Kernels):
         raise InvalidConfigError(f"kernels is {wanted!r}; choose 'auto', 'generic' or a Kernels object")
-    chosen = Kernels(_attention(wanted.attention, model, layout), _linear(wanted.linear, model))
-    return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
+    chosen = Kernels(
+        _attention(wanted.attention, model, layout), _linear(wanted.linear, model), _norm(wanted.norm, layout.dtype)
+    )
+    try:
+        return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
+    except MissingDependencyError as error:
+        if wanted.attention != "auto":
+            raise
+        logger.warning("decode attention runs without the compiled kernel: %s", error)
+        chosen = replace(chosen, attention="generic")
+        return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
 
 
 def _attention(wanted: str, model: PreTrainedModel, layout: KVLayout) -> Literal["numba", "generic"]:
@@ -130,3 +148,11 @@ def _linear(wanted: str, model: PreTrainedModel) -> Literal["packed", "plain"]:
             "packed linear layers need float32 (or bfloat16 with CPU support) on a CPU with oneDNN"
         )
     return "packed" if wanted == "packed" or (wanted == "auto" and can_pack(model)) else "plain"
+
+
+def _norm(wanted: str, dtype: torch.dtype) -> Literal["fused", "plain"]:
+    if wanted not in ("auto", "fused", "plain"):
+        raise InvalidConfigError(f"norm kernel {wanted!r} is none of 'auto', 'fused', 'plain'")
+    if wanted == "fused" and dtype != torch.float32:
+        raise InvalidConfigError("fused norms are for float32")
+    return "fused" if wanted != "plain" and dtype == torch.float32 else "plain"

@@ -11,7 +11,7 @@ import torch
 
 from kvos.engine.base import PackedBatch
 from kvos.engine.kernels.object_code import Geometry, load_decode
-from kvos.engine.kernels.task import TASK_FIELDS, TILE, work_floats
+from kvos.engine.kernels.task import TASK_FIELDS, TILE, partial_floats, work_floats
 from kvos.engine.kernels.threads import WorkerThreads
 from kvos.storage import BlockPool, KVLayout
 
@@ -86,11 +86,15 @@ class NumbaDecodeStep:
             "tables": batch.block_tables[sequences],
             "first_items": first_items,
             "item_sequences": np.repeat(np.arange(len(sequences)), tiles),
-            "partials": np.empty((items, kernel.heads, kernel.spec.v_dim + 2), dtype=np.float32),
-            "work": np.empty((workers, work_floats(kernel.heads, kernel.spec.k_dim)), dtype=np.float32),
         }
         self._arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        partials = items * kernel.heads * partial_floats(kernel.spec.v_dim)
+        self._scratch = torch.empty(
+            partials + workers * work_floats(kernel.heads, kernel.spec.k_dim)
+        )  # aligned to lines
         sizes = {
+            "partials": self._scratch.data_ptr(),
+            "work": self._scratch.data_ptr() + 4 * partials,
             "slots_per_segment": pool.blocks_per_segment * pool.layout.block_size,
             "block_size": pool.layout.block_size,
             "writes": len(batch.write_rows),

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
-from kvos.engine.kernels.task import TASK_FIELDS, TILE
-from kvos.engine.kernels.vectors import call_address, divide, load_float, load_int, store_float, vector_ops
+from kvos.engine.kernels.task import TASK_FIELDS, TILE, partial_floats, work_floats
+from kvos.engine.kernels.vectors import call_address, divide, load_float, load_int, prefetch, store_float, vector_ops
 
 __all__ = ["compile_decode"]
 
@@ -87,10 +87,12 @@ def _store_phase(kv_heads: int, dim: int, source: int, row: int, head: int, segm
 
 
 def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
-    heads, partial = kv_heads * group, 4 * (v_dim + 2)
+    heads, partial = kv_heads * group, 4 * partial_floats(v_dim)
     key_row, value_row = 4 * kv_heads * k_dim, 4 * kv_heads * v_dim
     keys, values, tile = vector_ops(k_dim), vector_ops(v_dim), vector_ops(TILE)
     scale_query, dot, add, add_four = keys.scale, keys.dot, values.add, values.add_four
+    thread_work = 4 * work_floats(heads, k_dim)
+    fetch_key, fetch_values = prefetch(key_row), prefetch(4 * value_row)
     clear, soften, total = values.clear, tile.soften, tile.total
 
     @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -104,38 +106,50 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
         return load_int(load_int(task + segments) + 8 * segment) + (slot - segment * size) * row
 
     @njit(inline="always")  # type: ignore[untyped-decorator]
-    def one_tile(task: int, sequence: int, start: int, count: int, out: int, work: int) -> None:
+    def score(task: int, sequence: int, start: int, count: int, work: int) -> None:
+        """Scaled query and scores of a tile into ``work``; meanwhile fetches what is read next."""
         run = load_int(task + _BLOCK_SIZE)
         run = run if run < TILE else TILE
-        query, scores = work, work + 4 * heads * k_dim
-        row = load_int(task + _QUERY) + load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(
-            task + _QUERY_ROW
-        )
+        scores = work + 4 * heads * k_dim
+        row = load_int(load_int(task + _DECODE_ROWS) + 8 * sequence) * load_int(task + _QUERY_ROW)
         for h in range(heads):
-            source = row + h * load_int(task + _QUERY_HEAD)
-            scale_query(query + 4 * k_dim * h, source, load_float(task + _SCALE))
+            source = load_int(task + _QUERY) + row + h * load_int(task + _QUERY_HEAD)
+            scale_query(work + 4 * k_dim * h, source, load_float(task + _SCALE))
             for t in range(count, TILE):
                 store_float(scores + 4 * (TILE * h + t), _MASKED)
+        following = place(task, _KEY_SEGMENTS, sequence, start, key_row)
         for block in range(divide(count + run - 1, run)):
-            first = block * run
-            at = place(task, _KEY_SEGMENTS, sequence, start + first, key_row)
+            at, first = following, block * run
             last = first + run if first + run < count else count
+            if last < count:
+                following = place(task, _KEY_SEGMENTS, sequence, start + last, key_row)
+            else:
+                following = place(task, _VALUE_SEGMENTS, sequence, start, value_row)
             for t in range(first, last):
+                fetch_key(following + key_row * (t - first))
                 for h in range(kv_heads):
                     for g in range(group):
                         head = h * group + g
-                        store_float(scores + 4 * (TILE * head + t), dot(query + 4 * k_dim * head, at + 4 * k_dim * h))
+                        store_float(scores + 4 * (TILE * head + t), dot(work + 4 * k_dim * head, at + 4 * k_dim * h))
                 at += key_row
+
+    @njit(inline="always")  # type: ignore[untyped-decorator]
+    def weigh(task: int, sequence: int, start: int, count: int, out: int, scores: int, next_keys: int) -> None:
+        """Partial softmax of a tile from its scores; meanwhile fetches what is read next, at last ``next_keys``."""
+        run = load_int(task + _BLOCK_SIZE)
+        run = run if run < TILE else TILE
         for h in range(heads):
             clear(out + partial * h)
             store_float(out + partial * h + 4 * v_dim, soften(scores + 4 * TILE * h))
             store_float(out + partial * h + 4 * v_dim + 4, total(scores + 4 * TILE * h))
+        following = place(task, _VALUE_SEGMENTS, sequence, start, value_row)
         for block in range(divide(count + run - 1, run)):
-            first = block * run
-            at = place(task, _VALUE_SEGMENTS, sequence, start + first, value_row)
+            at, first = following, block * run
             last = first + run if first + run < count else count
+            following = place(task, _VALUE_SEGMENTS, sequence, start + last, value_row) if last < count else next_keys
             quads = first + ((last - first) & -4)
             for t in range(first, quads, 4):
+                fetch_values(following + value_row * (t - first))
                 for h in range(kv_heads):
                     for g in range(group):
                         head = h * group + g
@@ -149,20 +163,27 @@ def _attend_phase(kv_heads: int, group: int, k_dim: int, v_dim: int) -> Any:
 
     @njit(inline="always")  # type: ignore[untyped-decorator]
     def attend(task: int, thread: int, threads: int) -> None:
-        items = load_int(task + _ITEMS)
-        work = load_int(task + _WORK) + thread * (4 * heads * (k_dim + TILE))
-        for item in range(divide(items * thread, threads), divide(items * (thread + 1), threads)):
+        items, work = load_int(task + _ITEMS), load_int(task + _WORK) + thread * thread_work
+        last_item = divide(items * (thread + 1), threads)
+        for item in range(divide(items * thread, threads), last_item):
             sequence = load_int(load_int(task + _ITEM_SEQUENCES) + 8 * item)
             start = (item - load_int(load_int(task + _FIRST_ITEMS) + 8 * sequence)) * TILE
             left = load_int(load_int(task + _LENGTHS) + 8 * sequence) - start
             count = left if left < TILE else TILE
-            one_tile(task, sequence, start, count, load_int(task + _PARTIALS) + item * heads * partial, work)
+            score(task, sequence, start, count, work)
+            next_keys = 0
+            if item + 1 < last_item:
+                other = load_int(load_int(task + _ITEM_SEQUENCES) + 8 * (item + 1))
+                token = (item + 1 - load_int(load_int(task + _FIRST_ITEMS) + 8 * other)) * TILE
+                next_keys = place(task, _KEY_SEGMENTS, other, token, key_row)
+            out = load_int(task + _PARTIALS) + item * heads * partial
+            weigh(task, sequence, start, count, out, work + 4 * heads * k_dim, next_keys)
 
     return attend
 
 
 def _join_phase(heads: int, v_dim: int) -> Any:
-    partial = 4 * (v_dim + 2)
+    partial = 4 * partial_floats(v_dim)
     ops = vector_ops(v_dim)
     scale, add = ops.scale, ops.add
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from kvos.errors import MissingDependencyError
+
 __all__ = ["Geometry", "LoadedKernel", "load_decode"]
 
 _SOURCES = ("numba_decode.py", "task.py", "vectors.py")
@@ -80,11 +82,23 @@ def _recipe(geometry: Geometry) -> str:
 
 
 def _compile(geometry: Geometry) -> tuple[str, bytes]:
-    """Symbol and object code."""
+    """Symbol and object code. Takes seconds.
+
+    Raises:
+        MissingDependencyError: this version of Numba cannot do it.
+    """
+    from numba.core.errors import NumbaError
+
     from kvos.engine.kernels.numba_decode import compile_decode
 
-    function = compile_decode(geometry.kv_heads, geometry.group, geometry.k_dim, geometry.v_dim)
-    return function._wrapper_name, function._library._get_compiled_object()
+    try:
+        function = compile_decode(geometry.kv_heads, geometry.group, geometry.k_dim, geometry.v_dim)
+        return function._wrapper_name, function._library._get_compiled_object()
+    except (NumbaError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"Numba {version('numba')} could not compile the attention kernel ({error}); "
+            "install another version with pip install 'kvos[fast]', or use kernels='generic'"
+        ) from error
 
 
 def _load(symbol: str, code: bytes) -> LoadedKernel:

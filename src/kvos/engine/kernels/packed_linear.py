@@ -1,13 +1,15 @@
 """Linear layers that compute from weights packed for oneDNN, on the CPU. Undone without a trace.
 
-Packing puts a weight into the order in which oneDNN's matrix kernels read it: two to three times faster than a
-plain weight at 2 to 16 rows, and never slower at one row or at hundreds.
+Packing puts a weight into the order in which oneDNN's matrix kernels read it: twice as fast as a plain weight at 2 to
+16 rows, and no slower at one row or at hundreds. Layers that read the same input (queries, keys and values; gate and
+up) are packed as one, which a step of few rows gains most from: the first of them computes for all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -16,6 +18,9 @@ __all__ = ["PackedLinears", "can_pack"]
 
 ROWS_HINT = 64
 """Rows for which oneDNN chooses the packing. Packings for one row are slow at all others; from 8 on they are alike."""
+
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Children of one module that it calls with one and the same tensor."""
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -37,39 +42,93 @@ class PackedLinears:
     """
 
     def __init__(self, model: nn.Module, *, drop_plain: bool = False) -> None:
-        self._packed: dict[nn.Linear, torch.Tensor] = {}
-        self._dropped: set[nn.Linear] = set()
         users = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
-        for linear in model.modules():
-            if type(linear) is not nn.Linear or "forward" in vars(linear):
-                continue
-            with torch.inference_mode():
-                packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS_HINT)
-            self._packed[linear] = packed
-            vars(linear)["forward"] = _packed_forward(packed, linear.bias, linear.out_features)
-            if drop_plain and users[id(linear.weight)] == 1:
-                linear.weight.data = linear.weight.data.new_empty(0)
-                self._dropped.add(linear)
+        self._groups: list[_Group] = []
+        for linears in _groups(model):
+            drop = drop_plain and all(users[id(linear.weight)] == 1 for linear in linears)
+            self._groups.append(_Group(linears, drop_plain=drop))
 
     def undo(self) -> None:
         """Put every layer back. Idempotent."""
-        for linear, packed in self._packed.items():
-            del vars(linear)["forward"]
-            if linear in self._dropped:
-                linear.weight.data = packed.to_dense()
-        self._packed.clear()
-        self._dropped.clear()
+        for group in self._groups:
+            group.undo()
+        self._groups.clear()
 
 
-def _packed_forward(
-    weight: torch.Tensor, bias: torch.Tensor | None, out_features: int
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    pointwise = torch.ops.mkldnn._linear_pointwise.default
+def _groups(model: nn.Module) -> Iterator[list[nn.Linear]]:
+    """Every plain linear layer once, together with those that read the same input."""
+    seen: set[nn.Module] = set()
+    for parent in model.modules():
+        for names in _SAME_INPUT:
+            found = [child for name in names if _is_plain(child := getattr(parent, name, None))]
+            if len(found) == len(names) and seen.isdisjoint(found):
+                seen.update(found)
+                yield found
+    for module in model.modules():
+        if _is_plain(module) and module not in seen:
+            seen.add(module)
+            yield [module]
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
+
+def _is_plain(module: object) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and "forward" not in vars(module)
+
+
+class _Group:
+    """Linear layers that read the same input, as one packed weight."""
+
+    def __init__(self, linears: Sequence[nn.Linear], *, drop_plain: bool) -> None:
+        self._linears = linears
+        self._dropped = drop_plain
+        self._sizes = [linear.out_features for linear in linears]
+        weights = [linear.weight.detach() for linear in linears]
+        with torch.inference_mode():
+            joined = weights[0] if len(weights) == 1 else torch.cat(weights)
+            self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS_HINT)
+            self._bias = _join_biases(linears)
+        self._pointwise = torch.ops.mkldnn._linear_pointwise.default
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+        for part, linear in enumerate(linears):
+            vars(linear)["forward"] = self._compute if len(linears) == 1 else self._part(part)
+            if drop_plain:
+                linear.weight.data = linear.weight.data.new_empty(0)
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel() == 0:
-            return x.new_empty((*x.shape[:-1], out_features))
-        result: torch.Tensor = pointwise(x, weight, bias, "none", [], "")
+            return x.new_empty((*x.shape[:-1], sum(self._sizes)))
+        result: torch.Tensor = self._pointwise(x, self._packed, self._bias, "none", [], "")
         return result
 
-    return forward
+    def _part(self, part: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The forward of one layer: its share, computed by whichever is called first with an input."""
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            mine = self._outputs[part] if x is self._input else None
+            if mine is None:
+                self._input, self._outputs = x, list(self._compute(x).split(self._sizes, dim=-1))
+                mine = self._outputs[part]
+            self._outputs[part] = None
+            if not any(output is not None for output in self._outputs):
+                self._input, self._outputs = None, []
+            return mine  # type: ignore[return-value] # just computed
+
+        return forward
+
+    def undo(self) -> None:
+        for linear in self._linears:
+            del vars(linear)["forward"]
+        if self._dropped:
+            for linear, weight in zip(self._linears, self._packed.to_dense().split(self._sizes), strict=True):
+                linear.weight.data = weight.clone()
+
+
+def _join_biases(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat(
+        [
+            linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+            for linear in linears
+        ]
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TASK_FIELDS", "TILE", "work_floats"]
+__all__ = ["TASK_FIELDS", "TILE", "partial_floats", "work_floats"]
 
 TILE = 64
 """Tokens per unit of work: small enough to spread one sequence over threads, large enough to pay for a partial one."""
@@ -20,6 +20,11 @@ address per segment. ``first_items`` has one entry more than there are sequences
 half."""
 
 
+def partial_floats(v_dim: int) -> int:
+    """Size of one partial softmax: weighted values, maximum, sum; whole cache lines."""
+    return -(-(v_dim + 2) // 16) * 16
+
+
 def work_floats(heads: int, k_dim: int) -> int:
-    """Scratch of one thread, in float32: the scaled query and the scores of one tile."""
-    return heads * (k_dim + TILE)
+    """Scratch of one thread, in float32: the scaled query and the scores of one tile; whole cache lines."""
+    return -(-heads * (k_dim + TILE) // 16) * 16

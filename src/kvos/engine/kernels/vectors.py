@@ -16,11 +16,12 @@ import llvmlite.ir as llvm
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["VectorOps", "call_address", "divide", "load_float", "load_int", "store_float", "vector_ops"]
+__all__ = ["VectorOps", "call_address", "divide", "load_float", "load_int", "prefetch", "store_float", "vector_ops"]
 
 _FLOAT = llvm.FloatType()
 _INT32 = llvm.IntType(32)
 _INT64 = llvm.IntType(64)
+_CACHE_LINE = 64
 _REASSOCIATE = ("reassoc", "contract", "nsz")
 
 
@@ -99,6 +100,22 @@ class VectorOps:
     add_four: Any
     soften: Any
     total: Any
+
+
+@cache
+def prefetch(size: int) -> Any:
+    """``prefetch(address)``: bring ``size`` bytes close to the core. Never faults, whatever the address."""
+    pointer, flag = llvm.IntType(8).as_pointer(), _INT32
+    kind = llvm.FunctionType(llvm.VoidType(), (pointer, flag, flag, flag))
+
+    def emit(builder: Any, arguments: Any) -> None:
+        name = f"llvm.prefetch.{pointer.intrinsic_name}"
+        function = builder.module.globals.get(name) or llvm.Function(builder.module, kind, name)
+        for line in range(0, size, _CACHE_LINE):
+            at = builder.inttoptr(builder.add(arguments[0], _INT64(line)), pointer)
+            builder.call(function, (at, flag(0), flag(3), flag(1)))  # to read, into all levels, data
+
+    return _intrinsic(1, types.void(types.int64), emit)
 
 
 @cache
