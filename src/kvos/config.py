@@ -69,8 +69,8 @@ class KvosConfig:
             throughput, and whoever decodes meanwhile waits longer for the step to end.
         prefill_beside_decodes_tokens: prompt tokens in one step while others decode. Default 64: their next token then
             comes within a fifth of a second on two CPU cores, and prefill still runs at nearly full speed.
-        max_batch_tokens: new tokens of all sequences in one step. Default 512: two prefill chunks, or one and a full
-            house of decodes. It is at least ``max_running``, so that every sequence can decode in each step.
+        max_batch_tokens: new tokens of all sequences in one step. Default 512: one prefill chunk. It is at least
+            ``max_running``, so that every sequence can decode in each step.
         max_running: sequences in one step. Default 32: more adds latency without throughput on a CPU.
         threads: threads for torch's operators. Default ``None``: torch's own choice, the physical cores.
         kernels: ``auto`` or ``generic``. Default ``auto``: compiled kernels where they can be built. ``generic`` is

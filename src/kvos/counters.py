@@ -10,6 +10,7 @@ __all__ = ["COUNTERS", "Counters"]
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "tokens_computed": "tokens that went through the model",
+        "prompt_tokens": "tokens in front of the first generated one, of all admitted requests",
         "tokens_reused": "tokens of admitted requests whose KV was already there",
         "tokens_generated": "tokens that were sampled",
         "tokens_shared": "tokens taken over from another sequence's published blocks",

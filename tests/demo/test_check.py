@@ -94,5 +94,6 @@ def test_a_reply_at_the_end_of_its_session_is_checked_whole() -> None:
 
 def test_what_fails_is_judged_again_by_the_noise_on_its_own_ids() -> None:
     right, wrong = honest(label="right"), changed(honest(prompt=PROMPT[:20], label="wrong"), 1.0)
-    assert run([right]).noise_pairs == 15
-    assert run([right, wrong]).noise_pairs == 30
+    once = run([right]).noise_pairs
+    assert once >= 8  # fewer pairs say too little of the noise
+    assert run([right, wrong]).noise_pairs == 2 * once

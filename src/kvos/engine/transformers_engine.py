@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from kvos.engine.attention import ATTENTION_NAME, FORWARD_KEYWORD, PackedForward, register
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
-from kvos.engine.kernels import Kernels, select_kernels
+from kvos.engine.kernels import Kernels, KernelSet, select_kernels
 from kvos.engine.plan import BatchPlan, check_batch
 from kvos.engine.support import check_model, layout_of
 from kvos.errors import EngineContractError
@@ -74,10 +74,13 @@ class TransformersEngine(Engine):
         if owns_model:
             self.identity()  # while all weights are there
         register()
-        model.eval()
-        plain = self._plain_logits()
-        self._kernels = select_kernels(kernels, model, self.layout, drop_plain_weights=owns_model, folder=kernel_folder)
+        self._kernels: KernelSet | None = None
         try:
+            model.eval()
+            plain = self._plain_logits()
+            self._kernels = select_kernels(
+                kernels, model, self.layout, drop_plain_weights=owns_model, folder=kernel_folder
+            )
             model.set_attn_implementation(ATTENTION_NAME)
             self._trial_run(plain)
         except BaseException:
@@ -87,7 +90,12 @@ class TransformersEngine(Engine):
     @property
     def kernels(self) -> Kernels:
         """What was chosen: every field names a kernel, none is ``auto``."""
-        return self._kernels.chosen
+        return self._selected().chosen
+
+    def _selected(self) -> KernelSet:
+        if self._kernels is None:
+            raise EngineContractError("the engine was never opened")
+        return self._kernels
 
     def attach(self, pool: BlockPool) -> None:
         if pool.layout != self.layout:
@@ -110,7 +118,7 @@ class TransformersEngine(Engine):
                 "the engine was closed, or someone changed the model object"
             )
         check_batch(batch, pool)
-        kernel = self._kernels.decode_kernel(batch, pool)
+        kernel = self._selected().decode_kernel(batch, pool)
         plan = BatchPlan.of(batch, pool, compiled=kernel is not None)
         forward = PackedForward(plan, pool, kernel)
         output = self._model(
@@ -155,7 +163,7 @@ class TransformersEngine(Engine):
             )
             logits, expected = self._run(batch, pool), plain[start:stop]
             difference = float((logits - expected).abs().max() / expected.abs().max())
-            if difference > _TRIAL_TOLERANCE[self.layout.dtype]:
+            if not difference <= _TRIAL_TOLERANCE[self.layout.dtype]:  # true for NaN
                 raise EngineContractError(
                     f"{self.info.model_name}: logits through kvos differ from the plain model's by {difference:.2g} of "
                     "the largest; the model does something in attention that kvos does not know"
@@ -170,7 +178,8 @@ class TransformersEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        self._kernels.undo()
+        if self._kernels is not None:
+            self._kernels.undo()
         if self._model.config._attn_implementation == ATTENTION_NAME:
             self._model.set_attn_implementation(self._attention_before)
         for module, training in self._modes:

@@ -39,8 +39,8 @@ class RuntimeStats:
     @property
     def reuse_rate(self) -> float:
         """Of all prompt tokens so far, the share that was not computed."""
-        reused, computed = self.counters["tokens_reused"], self.counters["tokens_computed"]
-        return reused / (reused + computed) if reused + computed else 0.0
+        prompts = self.counters["prompt_tokens"]
+        return self.counters["tokens_reused"] / prompts if prompts else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "counters": dict(self.counters), "reuse_rate": self.reuse_rate}

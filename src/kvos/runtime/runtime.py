@@ -129,7 +129,7 @@ class Runtime:
         """Open a saved session, by name or from a file if ``source`` is a ``Path``, and go on with it.
 
         Args:
-            name: for the open session; by default the name it was saved under.
+            name: for the open session; by default the name that it is saved under, or the file's.
 
         Raises:
             SessionNotFoundError: nothing is saved there.
@@ -243,6 +243,7 @@ def open_runtime(
         model_name=loaded.name,
         owns_model=loaded.owned,
         kernels=chosen.kernels,
+        kernel_folder=chosen.home / "kernels",
     )
     try:
         return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)

@@ -18,7 +18,6 @@ from kvos.errors import (
     EngineStoppedError,
     InvalidInputError,
     InvalidTokenError,
-    KvosError,
     SessionBusyError,
     SessionClosedError,
     SessionConflictError,
@@ -28,7 +27,7 @@ from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.reply import ReplyStream
 from kvos.runtime.report import SessionReport, session_report
 from kvos.runtime.session_file import write_session
-from kvos.serving import EngineCore, Event, RequestId, SamplingParams, Usage
+from kvos.serving import EngineCore, Event, FinishReason, RequestId, SamplingParams, Usage
 from kvos.sessions import (
     CacheSession,
     Extension,
@@ -199,7 +198,7 @@ class Session:
                 self._inner.append_tokens(ids, SpanKind.USER)
                 try:
                     return core.prefill(self._inner, sink, start)
-                except KvosError:
+                except BaseException:
                     self._inner.truncate_tokens(start)
                     raise
 
@@ -208,8 +207,9 @@ class Session:
 
         stream = ReplyStream(begin)
         try:
-            stream.result()
-        except KvosError:
+            if stream.result().finish_reason is FinishReason.CANCELLED:
+                raise SessionClosedError(f"session {self.name} was closed, or its scoring cancelled, before the end")
+        except BaseException:
             with contextlib.suppress(SessionBusyError, SessionClosedError, EngineStoppedError):
                 self._call(lambda core: self._take_back(start, len(ids)))
             raise

@@ -298,7 +298,11 @@ class SequenceCache:
         else:
             blocks = self._manager.claim(reservation, needed)
         if self._must_copy_tail():
-            self._copy_tail(int(blocks[0]))
+            try:
+                self._copy_tail(int(blocks[0]))
+            except BaseException:  # no memory for the copy: nobody holds the new blocks
+                self._manager.allocator.release(blocks)
+                raise
             blocks = blocks[1:]
         self._table.extend(blocks)
 

@@ -217,6 +217,7 @@ class EngineCore:
         request.first_row = request.next_row
         self._requests[request.id] = request
         self.counters.add("requests")
+        self.counters.add("prompt_tokens", request.prompt_tokens)
         self.counters.add("tokens_reused", request.reused)
         self.counters.add("full_hits", int(request.reused == request.prompt_tokens))
 

@@ -115,8 +115,13 @@ class EngineThread:
                     command.refuse(error)
 
     def _obey(self) -> bool:
-        """Run all waiting commands, waiting for one if nothing else is to be done; False at the end."""
-        while True:
+        """Run the commands that wait now, waiting for one if nothing else is to be done; False at the end.
+
+        Those that come meanwhile wait for the next step, so that nobody who asks often can hold up a reply.
+        """
+        waiting = max(1, self._commands.qsize())
+        while waiting or not self._core.num_running:
+            waiting -= waiting > 0
             try:
                 command = self._commands.get(block=not self._core.num_running and not self._core.manager.scrub_some())
             except queue.Empty:
@@ -126,3 +131,4 @@ class EngineThread:
             if command is None:
                 return False
             command.run(self._core)
+        return True

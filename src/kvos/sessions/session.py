@@ -188,7 +188,6 @@ class CacheSession:
     def end_reply(self, content: str, text: str, keep: int) -> None:
         """Close the open span: its message says ``content``, ``keep`` tokens of the sequence remain and stand for
         ``text`` behind the generation prompt. A reply without tokens leaves no trace."""
-        self.state = SessionState.IDLE
         reply = self.transcript.spans[-1]
         if keep < self.sequence.num_tokens:
             self.sequence.truncate(keep)
@@ -202,11 +201,12 @@ class CacheSession:
         reply = replace(reply, end=keep, text_end=len(rendered))
         self.transcript = Transcript(messages, (*self.transcript.spans[:-1], reply), rendered)
         self._stamp()
+        self.state = SessionState.IDLE  # last: other threads read the transcript once they see it
 
     def drop_reply(self) -> None:
         """Take the open span back, tokens and all."""
-        self.state = SessionState.IDLE
         self._drop_spans(len(self.transcript.spans) - 1)
+        self.state = SessionState.IDLE
 
     def end(self) -> None:
         """The pair of ``begin`` where no reply was opened."""
