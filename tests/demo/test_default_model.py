@@ -12,6 +12,7 @@ from rich.console import Console
 from kvos.demo import run_demo
 
 
+@pytest.mark.long  # three minutes; the toy model's demo, child process and all, runs always
 @pytest.mark.model
 @pytest.mark.timeout(1800)
 def test_the_real_demo_passes_its_check_and_reuses_what_it_should(tmp_path: Path) -> None:
