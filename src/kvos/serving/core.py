@@ -154,7 +154,7 @@ class EngineCore:
         for request in tuple(self._requests.values()):
             try:
                 self._fail(request, error)
-            except Exception:
+            except Exception:  # the other callers must hear of it, too
                 _logger.exception("session %s can only be closed now", request.session.id)
                 self._tell(request, Failed(error))
 
