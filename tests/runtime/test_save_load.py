@@ -111,14 +111,14 @@ def test_loaded_blocks_are_shared_with_those_who_come_later(open_toy: Open) -> N
     assert_same_logits(late.score([7]), [*some_ids(40)[:35], 9, 9, 9, 7])
 
 
-def test_a_session_loaded_for_another_tenant_shares_nothing_with_the_first(open_toy: Open, tmp_path: Path) -> None:
+def test_a_file_of_one_tenant_is_refused_to_another(open_toy: Open, tmp_path: Path) -> None:
     runtime = open_toy()
-    session = raw(runtime, 40)
-    session.save(tmp_path / "x.kvos")
-    theirs = runtime.load(tmp_path / "x.kvos", tenant="other")
-    assert not set(theirs.report().blocks) & set(session.report().blocks)
-    assert_same_logits(theirs.score([7]), [*some_ids(40), 7])
-    assert runtime.saved_sessions("other") == ()
+    raw(runtime, 40).save(tmp_path / "x.kvos")
+    before = runtime.stats()
+    with pytest.raises(SessionFileMismatchError, match=r"tenant 'default'.*tenant 'other'"):
+        runtime.load(tmp_path / "x.kvos", tenant="other")
+    assert runtime.stats() == before
+    assert [session.name for session in runtime.sessions()] == ["raw"]
 
 
 def test_each_tenant_has_its_own_names(open_toy: Open) -> None:

@@ -5,6 +5,7 @@ The work reports to a small protocol; a bar on stderr, silence, or a caller's ow
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 __all__ = ["BarProgress", "Progress", "SilentProgress"]
+
+LINE_SECONDS = 10.0
+"""Where no bar can be shown: a line at most so often, so that a log tells a long wait from a hang."""
 
 
 class Progress(Protocol):
@@ -41,16 +45,20 @@ class SilentProgress:
 
 
 class BarProgress:
-    """A bar per phase on stderr; where stderr is no terminal, one line per phase."""
+    """A bar per phase on stderr; where stderr is no terminal, a line per phase and one now and then during it."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
+        self._label = ""
+        self._total: int | None = None
+        self._last_line = 0.0
 
     def begin(self, label: str, total: int | None) -> None:
         self.end()
         if not self._console.is_terminal:
+            self._label, self._total, self._last_line = label, total, time.monotonic()
             self._console.print(label, highlight=False)
             return
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
@@ -61,6 +69,9 @@ class BarProgress:
     def update(self, done: int) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
+        elif self._total and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self._console.print(f"{self._label}: {100 * done // self._total} %", highlight=False)
 
     def end(self) -> None:
         if self._bar is not None:

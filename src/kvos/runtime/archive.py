@@ -45,14 +45,19 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
     )
 
 
-def check_loadable(saved: SavedSession, parts: RuntimeParts, identity: str) -> None:
-    """Whether this runtime can go on with ``saved`` at all. Any thread.
+def check_loadable(saved: SavedSession, parts: RuntimeParts, identity: str, tenant: str) -> None:
+    """Whether this runtime can go on with ``saved`` for ``tenant`` at all. Any thread.
 
     Raises:
-        SessionFileMismatchError: it belongs to another model.
+        SessionFileMismatchError: it belongs to another tenant or another model.
         SessionFileDamagedError: token ids that the model does not have.
         ContextLengthExceededError: it is longer than this runtime's context.
     """
+    if saved.manifest.tenant != tenant:
+        raise SessionFileMismatchError(
+            f"the session was saved for tenant {saved.manifest.tenant!r}, and this load is for tenant {tenant!r}; "
+            f"if that is meant, load it with tenant={saved.manifest.tenant!r}"
+        )
     if saved.model != identity:
         raise SessionFileMismatchError(
             f"the session was saved with model {saved.model_name!r} ({saved.model[:12]}); "

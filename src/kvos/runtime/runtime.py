@@ -133,7 +133,7 @@ class Runtime:
 
         Raises:
             SessionNotFoundError: nothing is saved there.
-            SessionFileMismatchError: it belongs to another model.
+            SessionFileMismatchError: it belongs to another model or another tenant.
             SessionFileDamagedError: it is not what was written.
             SessionExistsError: an open session has that name.
             ContextLengthExceededError, OutOfBlocksError
@@ -144,7 +144,7 @@ class Runtime:
         else:
             saved, stem = self._parts.store(tenant).get(source), source
         identity = self._parts.identity()
-        check_loadable(saved, self._parts, identity)
+        check_loadable(saved, self._parts, identity, tenant)
         wish = check_name("session", stem if name is None else name)
         return self._open_saved(saved, wish, tenant)
 
