@@ -12,6 +12,7 @@ demo: ## set up kvos and its model, and run an agent's conversation on it
 	@scripts/setup fast
 	@.venv/bin/kvos model fetch
 	@.venv/bin/kvos demo
+	@printf '\nNext: . .venv/bin/activate, then kvos chat, or kvos --help.\n'
 
 test: ## set up what tests need, then static checks and all tests
 	@scripts/setup fast,dev

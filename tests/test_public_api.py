@@ -81,3 +81,14 @@ def test_the_example_of_the_readme_runs_as_it_is_printed() -> None:
     assert computed > 30
     assert reused >= 0
     assert found.stdout.count("\n") >= 2, "two replies are printed"
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_snippets_for_agent_developers_run_one_after_another() -> None:
+    page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) == 3
+    found = run("\n".join([*snippets, "runtime.check_invariants()", "runtime.close()"]))
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"""\[['"].+['"], ['"].+['"]\]""", found.stdout, re.DOTALL), "two sub-agents answered"

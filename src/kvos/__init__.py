@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what __getattr__ imports on first use; the library's import
     from kvos.config import KvosConfig
     from kvos.runtime import AsyncSession, Reply, ReplyStream, Runtime, Session
     from kvos.runtime import open_runtime as open
-    from kvos.serving import FinishReason, SamplingParams, Usage
+    from kvos.serving import FinishReason, SamplingParams, Usage, WhyComputed
     from kvos.sessions import SpanKind
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ _PUBLIC = {
     "Session": ("kvos.runtime", "Session"),
     "SpanKind": ("kvos.sessions", "SpanKind"),
     "Usage": ("kvos.serving", "Usage"),
+    "WhyComputed": ("kvos.serving", "WhyComputed"),
     "open": ("kvos.runtime", "open_runtime"),
 }
 
@@ -43,6 +44,7 @@ __all__ = [
     "Session",
     "SpanKind",
     "Usage",
+    "WhyComputed",
     "open",
 ]
 

@@ -148,6 +148,8 @@ class KvosConfig:
     def _integer(self, name: str, lowest: int, highest: int | None = None) -> None:
         value = getattr(self, name)
         expected = f"a whole number from {lowest}" + ("" if highest is None else f" to {highest}")
+        if name.endswith("_bytes"):
+            expected += " (in the environment also with a unit: 2GiB)"
         try:
             number = operator.index(value)
         except TypeError:

@@ -45,6 +45,14 @@ def test_a_fork_is_a_session_of_its_own(talk, runtime):
     assert re.search(r"\* +main", output)
 
 
+def test_commands_without_an_argument_refuse_one_and_saving_makes_no_folders(talk, tmp_path):
+    output = talk(["/stats please", f"/save {tmp_path}/none/x.kvos", "/exit", "never read"])
+    assert "/stats takes no argument, got 'please'" in output
+    assert "there is no folder" in output
+    assert not (tmp_path / "none").exists()
+    assert "never read" not in output
+
+
 def test_a_new_session_shares_the_system_message(talk):
     output = talk(["Hello", "/new other", "Hello"], system="A system message that fills more than one block.")
     assert "from blocks that another session computed" in output

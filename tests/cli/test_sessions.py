@@ -38,6 +38,14 @@ def test_show_says_who_said_what_in_how_many_tokens(call, saved):
     assert "3 messages" in output
 
 
+def test_a_long_message_takes_no_room_from_the_columns_beside_it(call, talk):
+    talk(["Tell me everything. " * 60, "/save long"])
+    header, *rows = call("sessions", "show", "long").stdout.splitlines()[3:]
+    assert header.split() == ["ROLE", "TOKENS", "TEXT"]
+    assert [row.split()[0] for row in rows] == ["system", "user", "assistant"]
+    assert rows[1].rstrip().endswith("…")
+
+
 def test_show_takes_a_file_too(call, talk, tmp_path):
     talk(["Hello", f"/save {tmp_path / 'x.kvos'}"])
     assert "Hello" in call("sessions", "show", str(tmp_path / "x.kvos"), "--full").stdout

@@ -28,7 +28,7 @@ STATS = {
     "utilisation": 0.25,
     "sessions": 2,
     "running": 1,
-    "counters": dict.fromkeys(COUNTERS, 0) | {"tokens_reused": 30, "tokens_computed": 10},
+    "counters": dict.fromkeys(COUNTERS, 0) | {"tokens_reused": 30, "prompt_tokens": 40},
     "reuse_rate": 0.75,
 }
 
@@ -248,7 +248,7 @@ def test_the_view_explains_counters_and_draws_the_pool():
         console.print(stats_view(STATS, console.width))
     text = capture.get()
     assert all(f"{name} " in text and meaning in text for name, meaning in COUNTERS.items())
-    assert " 75.0%  30 tokens reused, 10 computed" in text
+    assert " 75.0%  30 of 40 prompt tokens" in text
     assert " 25.0% of 100 blocks in use" in text
     bar = next(line for line in text.splitlines() if line.startswith("blocks"))
     assert [bar.count(glyph) for glyph in "█▓▒░"] == [32, 8, 16, 8]

@@ -39,6 +39,8 @@ def test_every_verb_can_be_awaited(runtime: kvos.Runtime) -> None:
         result = await reply.result()
         assert text == result.text
         assert len(result.tokens) == 8
+        assert reply.usage == result.usage
+        assert [piece async for piece in reply] == []
         left, right = await session.fork(2, names=["left", "right"])
         await left.truncate(messages=2)
         await left.save("left")
@@ -48,6 +50,18 @@ def test_every_verb_can_be_awaited(runtime: kvos.Runtime) -> None:
 
     asyncio.run(main())
     runtime.check_invariants()
+
+
+def test_usage_of_a_running_reply_is_refused_and_its_text_outlives_the_wait_for_it(runtime: kvos.Runtime) -> None:
+    async def main() -> None:
+        reply = await raw(runtime).generate(max_tokens=8, ignore_eos=True)
+        with pytest.raises(InvalidInputError, match="await result"):
+            _ = reply.usage
+        result = await reply.result()
+        assert "".join([piece async for piece in reply]) == result.text != ""
+        assert reply.usage.generated_tokens == 8
+
+    asyncio.run(main())
 
 
 def test_replies_run_beside_each_other_and_beside_the_loop(runtime: kvos.Runtime) -> None:

@@ -43,6 +43,18 @@ def test_stats_count_tokens_blocks_and_sessions(open_toy: Callable[..., kvos.Run
     assert after.sessions == 0
 
 
+def test_a_fork_is_no_request_for_what_its_parent_holds(runtime: kvos.Runtime) -> None:
+    agent = runtime.session(messages={"role": "user", "content": "hello"})
+    usages = [agent.generate(max_tokens=5, ignore_eos=True).result().usage]
+    (child,) = agent.fork(1)  # computes the reply's last token first
+    child.append({"role": "user", "content": "more"})
+    usages.append(child.generate(max_tokens=5, ignore_eos=True).result().usage)
+    counters = runtime.stats().counters
+    assert counters["tokens_reused"] == sum(usage.reused_tokens for usage in usages)
+    assert counters["prompt_tokens"] == sum(usage.prompt_tokens for usage in usages) + 1
+    assert counters["full_hits"] == 0
+
+
 def test_reports_of_sessions_say_what_is_shared_and_pending(runtime: kvos.Runtime) -> None:
     parent = runtime.session("parent", tenant="t")
     parent.append_tokens(some_ids(20))

@@ -49,6 +49,16 @@ def test_streamed_text_is_the_text_of_the_result(runtime: kvos.Runtime) -> None:
     assert list(reply) == []
 
 
+def test_waiting_for_the_end_leaves_the_text_to_be_read(runtime: kvos.Runtime) -> None:
+    reply = raw(runtime).generate(max_tokens=12, ignore_eos=True)
+    first = next(iter(reply.deltas()))
+    assert first.text
+    reply = raw(runtime).generate(max_tokens=12, ignore_eos=True)
+    assert reply.usage.generated_tokens == 12
+    assert "".join(reply) == reply.result().text != ""
+    assert list(reply) == []
+
+
 def test_deltas_carry_the_tokens_of_the_text(runtime: kvos.Runtime) -> None:
     session = raw(runtime)
     reply = session.generate(max_tokens=20, ignore_eos=True)

@@ -44,6 +44,7 @@ def test_every_other_shape_computes_the_same_rows(dtype: torch.dtype, first_row:
     reference = Reference(toy_model(dtype=dtype))
     expected = reference.logits(IDS)[first_row:]
     runs = list(reference.other_shapes(IDS, first_row, salt=1))
+    assert len(runs) == reference.num_other_shapes
     assert comb(len(runs) + 1, 2) >= 8
     for run in runs:
         assert len(run) in (len(expected), max(1, len(IDS) // 2 - first_row))

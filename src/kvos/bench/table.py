@@ -12,8 +12,8 @@ __all__ = ["render"]
 
 def render(report: DecodeReport) -> RenderableType:
     """Two tables: decode steps, and prefill."""
-    where = f"{report.model}, {report.dtype}, {report.device}, {report.torch_threads} threads"
-    steps = Table("sequences", "kvos ms", "plain ms", "faster", "outside the model", title=f"Decode step ({where})")
+    where = f"{report.model}, {report.dtype}, {report.device}, {_threads(report.torch_threads)}"
+    steps = Table("sequences", "kvos ms", "plain ms", "speed-up", "outside the model", title=f"Decode step ({where})")
     for row in report.steps:
         steps.add_row(
             f"{row.sequences} of {row.tokens} tokens",
@@ -22,7 +22,7 @@ def render(report: DecodeReport) -> RenderableType:
             f"{row.speed_up:.2f}x",
             f"{row.overhead:.1%}",
         )
-    prefill = Table("prompt", "kvos tokens/s", "plain tokens/s", "faster", title="Prefill")
+    prefill = Table("prompt", "kvos tokens/s", "plain tokens/s", "speed-up", title="Prefill")
     for prompt in report.prefill:
         prefill.add_row(
             f"{prompt.tokens} tokens",
@@ -33,4 +33,12 @@ def render(report: DecodeReport) -> RenderableType:
     for table in (steps, prefill):
         for column in table.columns[1:]:
             column.justify = "right"
-    return Group(steps, prefill, "Medians; plain Transformers with its own cache took turns with kvos in this run.")
+    note = (
+        "Medians; plain Transformers with its own cache took turns with kvos in this run, and a speed-up of 1 means "
+        "equally fast. Outside the model: the share of a step that kvos spends on its own bookkeeping and sampling."
+    )
+    return Group(steps, prefill, note)
+
+
+def _threads(n: int) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"

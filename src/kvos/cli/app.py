@@ -32,7 +32,7 @@ ROOT_HELP = help_text(
     runs the model itself, on this machine; the first use fetches a small one (93 MB), and from then on no network is
     needed.
     """,
-    ("kvos demo", "an agent's life in two minutes, checked against a run without cache"),
+    ("kvos demo", "an agent's life in a few minutes, checked against a run without cache"),
     ("kvos chat", "a conversation; /blocks and /fork show what the cache does"),
     ("kvos verify --rounds 20", "is every cache hit equal to a recompute?"),
     ("kvos stats", "what running kvos processes reuse and hold"),

@@ -18,7 +18,7 @@ DEMO_HELP = help_text(
     side over the shared prefix, is saved, and goes on in another process. At the end the same token ids run without
     any cache, and one line says whether every reuse equalled a recompute.
     """,
-    ("kvos demo", "a few minutes on two cores"),
+    ("kvos demo", "four to six minutes on two cores"),
     ("kvos demo --json demo.json", "the figures as data, too"),
     after="Exit code 1 means that a reuse did not equal its recompute.",
 )

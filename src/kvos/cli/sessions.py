@@ -89,11 +89,16 @@ def _print_messages(console: Console, found: SavedSummary, full: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("ROLE", no_wrap=True)
     table.add_column("TOKENS", justify="right", no_wrap=True)
-    table.add_column("TEXT", no_wrap=not full, overflow="fold" if full else "ellipsis")
-    for message in found.messages:
-        role = message.role if message.kind == message.role else f"{message.role} ({message.kind})"
-        text = printable(message.text)
-        table.add_row(role, f"{message.tokens:,}", Text(text if full else " ".join(text.split())))
+    table.add_column("TEXT", overflow="fold")
+    roles = [m.role if m.kind == m.role else f"{m.role} ({m.kind})" for m in found.messages]
+    # A column that may not wrap would take its room from the others, so a line that is too long is cut here.
+    room = console.width - max(map(len, ["ROLE", *roles])) - len("TOKENS") - 8
+    for role, message in zip(roles, found.messages, strict=True):
+        text = Text(printable(message.text))
+        if not full:
+            text = Text(" ".join(text.plain.split()))
+            text.truncate(max(10, room), overflow="ellipsis")
+        table.add_row(role, f"{message.tokens:,}", text)
     console.print(table)
 
 

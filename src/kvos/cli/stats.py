@@ -74,5 +74,7 @@ def _headline(one: PublishedRuntime) -> Text:
     line = Text(f"process {one.pid}", "bold").append(f" {one.state.value}", f"bold {colour}")
     if one.command:
         line.append(f"  {one.command[:60]}", "none")
+    if one.state is not ProcessState.RUNNING:
+        line.append("  as it was at its end", "none")
     since = f"opened {human_seconds(now - one.opened)} ago, last change {human_seconds(now - one.updated)} ago"
     return line.append(f"  {since}", "dim")

@@ -34,7 +34,7 @@ def stats_view(stats: Mapping[str, Any], width: int) -> RenderableType:
     counters = stats["counters"]
     reuse = Text("reuse  ", "bold").append_text(_share(stats["reuse_rate"], width))
     reuse.append(f" {stats['reuse_rate']:.1%}", "bold")
-    reuse.append(f"  {counters['tokens_reused']:,} tokens reused, {counters['tokens_computed']:,} computed", "none")
+    reuse.append(f"  {counters['tokens_reused']:,} of {counters['prompt_tokens']:,} prompt tokens", "none")
     return Group(head, reuse, blocks_bar(stats, width), _counters(counters))
 
 

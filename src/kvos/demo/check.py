@@ -19,9 +19,6 @@ from kvos.verify.reference import Reference, cover, spread
 
 __all__ = ["check"]
 
-OTHER_SHAPES = 5
-"""How many further runs ``Reference.other_shapes`` makes; with the first one they are 15 pairs."""
-
 OnProgress = Callable[[int, int], None]
 Ids = tuple[int, ...]
 
@@ -87,7 +84,7 @@ class _Check:
         self._on_progress = on_progress
         self._runs = cover(one.ids for one in evidence)
         self._run_of = {one.label: max(ids for ids in self._runs if ids[: len(one.ids)] == one.ids) for one in evidence}
-        self._total = len(self._runs) + OTHER_SHAPES
+        self._total = len(self._runs) + reference.num_other_shapes
         self._done = 0
         self._floor = 0.0
         self._pairs = 0
@@ -101,7 +98,8 @@ class _Check:
         parts = [comparison.judged(self._limit(comparisons), exact=self._exact) for comparison in comparisons]
         for ids in dict.fromkeys(one.ids for one, part in zip(comparisons, parts, strict=True) if not part.ok):
             if not self._exact:
-                self._total += 1 + OTHER_SHAPES  # judged by the noise on these very ids, in yet other shapes
+                # Judged by the noise on these very ids, in yet other shapes.
+                self._total += 1 + self._reference.num_other_shapes
                 self._measure_floor(ids, self._logits(ids))
         parts = [comparison.judged(self._limit(comparisons), exact=self._exact) for comparison in comparisons]
         return CheckRecord(

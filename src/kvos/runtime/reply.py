@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from kvos.errors import InvalidInputError
 from kvos.serving import Event, Failed, Finished, FinishReason, PrefillProgress, TextDelta, Usage
 
 __all__ = ["AsyncReplyStream", "Reply", "ReplyStream"]
@@ -54,6 +56,7 @@ class ReplyStream:
     ) -> None:
         self._on_prefill = on_prefill
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._unread: deque[TextDelta] = deque()
         self._end: Finished | Failed | None = None
         self._cancel = start(self._events.put)
 
@@ -65,6 +68,8 @@ class ReplyStream:
     def deltas(self) -> Generator[TextDelta, None, None]:
         """Like iterating, with token ids."""
         try:
+            while self._unread:  # what waiting for the end has passed over
+                yield self._unread.popleft()
             while (event := self._next()) is not None:
                 yield event
         finally:
@@ -73,12 +78,14 @@ class ReplyStream:
     def result(self) -> Reply:
         """Wait for the end. If waiting is interrupted, the reply is cancelled.
 
+        Text that nobody has read yet can still be iterated over.
+
         Raises:
             KvosError: what ended the reply early; the session keeps what was generated.
         """
         try:
-            while self._next() is not None:
-                pass
+            while (event := self._next()) is not None:
+                self._unread.append(event)
         finally:
             self._leave()
         return Reply.of(self.finished())
@@ -139,6 +146,7 @@ class AsyncReplyStream:
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._unread: deque[TextDelta] = deque()
         self._loop = asyncio.get_running_loop()
         self._end: Finished | Failed | None = None
         self._cancel: Callable[[], None] | None = None
@@ -152,11 +160,18 @@ class AsyncReplyStream:
         return self
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        while self._unread:  # what waiting for the end has passed over
+            yield self._unread.popleft().text
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for event in deltas:
+                yield event.text
+
+    async def _deltas(self) -> AsyncGenerator[TextDelta, None]:
         try:
             while self._end is None:
                 event = await self._events.get()
                 if isinstance(event, TextDelta):
-                    yield event.text
+                    yield event
                 elif isinstance(event, Finished | Failed):
                     self._end = event
         finally:
@@ -166,12 +181,24 @@ class AsyncReplyStream:
             raise self._end.error
 
     async def result(self) -> Reply:
-        """Wait for the end; raises what the reply failed with."""
-        async for _ in self:
-            pass
+        """Wait for the end; raises what the reply failed with. Unread text can still be iterated over."""
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for event in deltas:
+                self._unread.append(event)
         if isinstance(self._end, Finished):
             return Reply.of(self._end)
         raise RuntimeError("the reply has no end")
+
+    @property
+    def usage(self) -> Usage:
+        """What the reply cost, once it has ended.
+
+        Raises:
+            InvalidInputError: it is still running; read it, or await ``result()``.
+        """
+        if not isinstance(self._end, Finished):
+            raise InvalidInputError("the reply has not ended well yet; read it to the end, or await result()")
+        return self._end.usage
 
     def cancel(self) -> None:
         """Ask for the end; returns at once. Idempotent."""

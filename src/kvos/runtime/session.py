@@ -223,9 +223,9 @@ class Session:
         if self._inner.sequence.num_tokens == start + n:
             self._inner.truncate_tokens(start)
 
-    def start_prefill(self, sink: Sink) -> Callable[[], None]:
-        """Start computing what is pending; as ``start_reply``."""
-        request = self._call(lambda core: core.prefill(self._inner, sink))
+    def start_prefill(self, sink: Sink, *, before_fork: bool = False) -> Callable[[], None]:
+        """Start computing what is pending; as ``start_reply``. ``before_fork``: see ``EngineCore.prefill``."""
+        request = self._call(lambda core: core.prefill(self._inner, sink, before_fork=before_fork))
         return lambda: self._parts.run(lambda core: core.cancel(request))
 
     # -- forks, truncation, end ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Session:
             raise InvalidInputError(f"{n} children need {n} names, got {names!r}")
         wishes = [check_name("session", name) for name in names] if names is not None else [None] * n
         if self._call(lambda core: self._inner.sequence.num_pending):
-            self.prefill()
+            ReplyStream(lambda sink: self.start_prefill(sink, before_fork=True)).result()
         children = self._call(lambda core: core.fork(self._inner, wishes))
         return [Session(self._parts, child) for child in children]
 

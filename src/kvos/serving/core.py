@@ -129,9 +129,16 @@ class EngineCore:
         return request.id
 
     def prefill(
-        self, session: CacheSession, sink: Callable[[Event], None], logits_from: int | None = None
+        self,
+        session: CacheSession,
+        sink: Callable[[Event], None],
+        logits_from: int | None = None,
+        *,
+        before_fork: bool = False,
     ) -> RequestId:
         """Compute a session's pending tokens; with ``logits_from`` also the logits behind each token from there on.
+
+        ``before_fork`` says that nobody asked for what the session holds already, so that no counter calls it reused.
 
         Raises:
             SessionBusyError, SessionClosedError: see ``CacheSession``.
@@ -139,6 +146,7 @@ class EngineCore:
         """
         session.begin()
         request = Request(RequestId(next(self._request_ids)), session, sink, logits_from=logits_from)
+        request.uncounted = session.sequence.num_computed if before_fork else 0
         self._admit(request, undo=session.end)
         return request.id
 
@@ -217,8 +225,8 @@ class EngineCore:
         request.first_row = request.next_row
         self._requests[request.id] = request
         self.counters.add("requests")
-        self.counters.add("prompt_tokens", request.prompt_tokens)
-        self.counters.add("tokens_reused", request.reused)
+        self.counters.add("prompt_tokens", request.prompt_tokens - request.uncounted)
+        self.counters.add("tokens_reused", request.reused - request.uncounted)
         self.counters.add("full_hits", int(request.reused == request.prompt_tokens))
 
     # -- the step ------------------------------------------------------------------------------------------------

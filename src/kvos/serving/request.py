@@ -133,6 +133,7 @@ class Request:
         next_row: the next one. Below ``sequence.num_computed`` it is computed without
             writing, for its logits.
         logits_from: first token whose logits are wanted; None for those of the last token alone.
+        uncounted: prompt tokens that the session held already and that no counter takes as reused.
         lost_to_template: held tokens that had to go because the template rewrote them.
         met_eviction: what had to be computed had been cached once.
         saved_kv_unusable: what had to be computed was in the file that the session was loaded from.
@@ -158,6 +159,7 @@ class Request:
     generated: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
+    uncounted: int = 0
     reused: int = 0
     shared: int = 0
     started: float = field(default_factory=time.perf_counter)

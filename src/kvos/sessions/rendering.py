@@ -155,7 +155,17 @@ class ChatRenderer:
         return [*ends, len(text)] if messages else []
 
     def _message_end(self, messages: Sequence[Message], number: int, text: str) -> int:
-        """Where message ``number`` ends: by rendering up to it, or by where another text in its place would end."""
+        """Where message ``number`` ends: by rendering up to it, or by where another text in its place would end.
+
+        Most templates are prefix-stable: the rendering of the first messages is a prefix of the whole one, and its
+        length is the answer. Where it is not (a template that marks the last message), the end is found by exchange::
+
+            whole    <user>Hi<end> <bot>Hello!<end> <user>Bye<end>
+            marked   <user>Hi<end> <bot>\u241e<end> <user>Bye<end>     the content of message 1 exchanged
+                                           ^ from here on both are equal: the body of message 1 ends here
+
+        and ``<end>``, which stands behind the last message's body, too, is counted to the message.
+        """
         part = self._render_if_possible(messages[: number + 1])
         if part is not None and text.startswith(part):
             return len(part)
@@ -196,7 +206,7 @@ class ChatRenderer:
     def _tokenize(self, text: str) -> tuple[TokenIds, TokenIds, TokenIds]:
         """Token ids, and the characters of ``text`` at which each starts and ends (ascending)."""
         with self._lock:
-            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = np.array(encoded["input_ids"], np.int32)
         offsets = np.array(encoded["offset_mapping"], np.int32).reshape(-1, 2)
         starts, ends = np.maximum.accumulate(offsets, axis=0).T

@@ -2,12 +2,16 @@
 
 ::
 
-              allocate                         release, not published
-       FREE ------------> ACTIVE ------------------------------------> FREE
-        | reserve           ^  | release, published          reclaim    ^
-        v        claim      |  v                                        |
-     RESERVED -----------> ACTIVE <------------ CACHED -----------------+
-                                     retain
+                 allocate                release, published
+       FREE -----------------> ACTIVE ---------------------> CACHED
+      |    ^                  ^  |   ^                        |  |
+      |    |                  |  |   +------- retain ---------+  |
+      |    +------------------|--+                               |
+      |    |  release, not    |                                  |
+      |    |  published       | claim                            |
+      |    +------------------|---------------- reclaim ---------+
+      v reserve               |
+     RESERVED ----------------+          cancel: RESERVED to FREE
 
 Every call checks its whole batch first and changes nothing if it raises. Engine thread only.
 """

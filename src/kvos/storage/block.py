@@ -32,7 +32,7 @@ class CacheBlock:
         busy: transfers and steps that use it now.
         filled: slots that hold tokens, from the front.
         published: findable by content, and therefore never written again while it is.
-        owner: who wrote it last.
+        owner: who got it last; what it holds is theirs.
     """
 
     id: BlockId

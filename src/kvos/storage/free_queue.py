@@ -10,7 +10,7 @@ __all__ = ["FreeQueue"]
 
 
 class FreeQueue:
-    """Oldest first, so that freed content lives longest and neighbours stay neighbours."""
+    """Oldest first, so that neighbours stay neighbours."""
 
     def __init__(self) -> None:
         self._ring = np.zeros(16, np.int64)

@@ -45,6 +45,15 @@ class Reference:
         logits: torch.Tensor = output.logits.cpu()
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    @property
+    def num_other_shapes(self) -> int:
+        """How many runs ``other_shapes`` makes."""
+        return 5 + len(LINEAR_CHUNKS) + int(self._may_pack)
+
+    @property
+    def _may_pack(self) -> bool:
+        return self.dtype == torch.float32 and self._device.type == "cpu" and torch.backends.mkldnn.is_available()
+
     def other_shapes(self, ids: tuple[int, ...], first_row: int, salt: int) -> Iterator[torch.Tensor]:
         """The rows of ``logits(ids, first_row)`` from runs of other shapes and by the library's other kernels.
 
@@ -55,7 +64,7 @@ class Reference:
         more = tuple((salt * 31 + 7 * i) % self.vocab_size for i in range(1, 6 + salt % 7))
         with self._attention("eager"):
             yield self.logits(ids, first_row)
-        if self.dtype == torch.float32 and self._device.type == "cpu" and torch.backends.mkldnn.is_available():
+        if self._may_pack:
             with self._linears(_by_onednn):
                 yield self.logits(ids, first_row)
         yield self._run([ids] * copies, keep=n - first_row)[-1]

@@ -26,6 +26,7 @@ CHAT_HELP = help_text(
     A conversation in the terminal, on a cache that can be looked at.
 
     Under each reply stands what it cost: tokens reused from the cache, tokens computed, time to the first token.
+    The default model is a very small one: it shows what the cache does, and its answers are often wrong.
     Lines that begin with a slash look inside and act: /fork, /undo, /save, /load, /blocks, /stats; /help lists them.
     """,
     ("kvos chat", "with the default model"),
@@ -48,7 +49,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Longest reply, in tokens.")] = 512,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token; higher is more random.")
-    ] = 0.2,
+    ] = 0.0,
     top_p: Annotated[
         float, typer.Option("--top-p", metavar="P", help="Sample from the likeliest tokens that make up this much.")
     ] = 0.9,

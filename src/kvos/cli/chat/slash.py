@@ -18,6 +18,8 @@ from kvos.errors import InvalidInputError
 
 __all__ = ["SLASH_COMMANDS", "SlashCommand", "obey"]
 
+ALIASES = {"exit": "quit", "bye": "quit"}
+
 SNIPPET = 70
 """Characters of a message in a remark."""
 
@@ -46,6 +48,7 @@ def obey(chat: Chat, line: str) -> None:
         KvosError, OSError: the command's own.
     """
     name, _, argument = line[1:].partition(" ")
+    name = ALIASES.get(name.lower(), name)
     found = [command for command in SLASH_COMMANDS if command.name == name.lower()]
     if not found:
         near = difflib.get_close_matches(name, [command.name for command in SLASH_COMMANDS], 1)
@@ -54,6 +57,8 @@ def obey(chat: Chat, line: str) -> None:
     argument = argument.strip()
     if found[0].argument.isalpha() and not argument:
         raise InvalidInputError(f"/{name} needs an argument: /{name} {found[0].argument}")
+    if not found[0].argument and argument:
+        raise InvalidInputError(f"/{name} takes no argument, got {argument!r}")
     found[0].run(chat, argument)
 
 
@@ -105,6 +110,8 @@ def _sessions(chat: Chat, _: str) -> None:
 
 def _save(chat: Chat, name: str) -> None:
     target = _file_or_name(name)
+    if isinstance(target, Path) and not target.parent.is_dir():
+        raise InvalidInputError(f"there is no folder {target.parent} to save into")
     chat.session.save(target)
     how = f"/load {name}" if isinstance(target, Path) else f"kvos chat --load {name}"
     chat.note(f"{chat.session.name} is saved, keys and values included; `{how}` goes on with it, in any process.")
@@ -181,7 +188,7 @@ SLASH_COMMANDS = (
     SlashCommand("switch", "NAME", "talk to another open session", _switch),
     SlashCommand("close", "NAME", "end another session and give its blocks back", _close),
     SlashCommand("sessions", "", "open sessions, and the names of saved ones", _sessions),
-    SlashCommand("save", "NAME", "keep this session on disk (a NAME that ends in .kvos is a file)", _save),
+    SlashCommand("save", "NAME", "keep this session on disk (a NAME with / or .kvos in it is a file)", _save),
     SlashCommand("load", "NAME", "go on with a saved session", _load),
     SlashCommand("undo", "", "forget your last message and what followed", _undo),
     SlashCommand("blocks", "[N]", "which session holds which blocks; or what is in block N, and whose it is", _blocks),
