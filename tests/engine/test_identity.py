@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,6 +43,25 @@ def test_one_bit_of_one_weight_changes_it() -> None:
     model = toy_model()
     with torch.no_grad():
         model.model.norm.weight.view(torch.int32)[3] ^= 1
+    assert TransformersEngine(model, kernels="generic").identity() != identity()
+
+
+def _scaled(model: Any) -> None:
+    model.model.layers[1].self_attn.scaling *= 0.5
+
+
+def _stretched(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.25
+
+
+def _smoothed(model: Any) -> None:
+    model.model.norm.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("change", [_scaled, _stretched, _smoothed])
+def test_what_somebody_changed_on_the_modules_changes_it(change: Callable[[Any], None]) -> None:
+    model = toy_model()
+    change(model)
     assert TransformersEngine(model, kernels="generic").identity() != identity()
 
 

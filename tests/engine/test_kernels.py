@@ -228,7 +228,7 @@ def test_kept_code_is_used_by_another_process_without_numba(tmp_path: Path) -> N
     )
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "writable by others"])
+@pytest.mark.parametrize("damage", ["flipped", "other name", "short", "empty", "writable by others", "a pipe"])
 def test_kept_code_that_is_damaged_or_not_ours_is_compiled_anew(tmp_path: Path, damage: str) -> None:
     object_code.load_decode.cache_clear()
     object_code.load_decode(GEOMETRY, tmp_path)
@@ -237,6 +237,11 @@ def test_kept_code_that_is_damaged_or_not_ours_is_compiled_anew(tmp_path: Path, 
     match damage:
         case "flipped":
             path.write_bytes(good[:-100] + bytes([good[-100] ^ 1]) + good[-99:])
+        case "other name":  # of the function: an address that would be called
+            path.write_bytes(good.replace(b'"symbol": "', b'"symbol": "x', 1))
+        case "a pipe":
+            path.unlink()
+            os.mkfifo(path)
         case "short":
             path.write_bytes(good[:-1])
         case "empty":
@@ -244,7 +249,8 @@ def test_kept_code_that_is_damaged_or_not_ours_is_compiled_anew(tmp_path: Path, 
         case "writable by others":
             path.chmod(0o666)
     assert object_code._read(path) is None
-    path.chmod(0o600)
+    path.unlink()
+    path.touch(0o600)
     path.write_bytes(good)
     assert object_code._read(path) is not None
 
@@ -257,3 +263,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     object_code._write(tmp_path / "file" / "decode.o", "symbol", b"code")
     assert object_code._read(tmp_path / "file" / "decode.o") is None
+
+
+def test_code_without_the_function_is_never_called(tmp_path: Path) -> None:
+    object_code.load_decode.cache_clear()
+    object_code.load_decode(GEOMETRY, tmp_path)
+    kept = object_code._read(kept_file(tmp_path))
+    assert kept is not None
+    with pytest.raises(MissingDependencyError, match="no function 'elsewhere'"):
+        object_code._load("elsewhere", kept[1])

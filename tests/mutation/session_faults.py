@@ -165,8 +165,8 @@ ENDINGS = (
     PlantedFault(
         "half a character is shown",
         "serving/reply_text.py",
-        " and not window.endswith(INCOMPLETE):",
-        ":",
+        "        self._accept(text[: len(text) - open_marks])\n",
+        "        self._accept(text)\n",
         ("tests/serving/test_reply_text.py",),
     ),
     PlantedFault(

@@ -14,6 +14,7 @@ import torch
 import kvos
 from kvos.errors import (
     ContextLengthExceededError,
+    EngineContractError,
     InvalidConfigError,
     InvalidInputError,
     InvalidMessageError,
@@ -283,6 +284,25 @@ def test_a_tokenizer_that_cannot_be_used_leaves_the_model_as_it_was(tmp_path: Pa
     with pytest.raises(UnsupportedModelError, match="fast"):
         kvos.open(model, tokenizer=slow, home=tmp_path, cache_bytes=1 << 20)
     assert model.config._attn_implementation == before
+
+
+def test_tokens_that_only_the_tokenizer_knows_are_refused_before_they_reach_anybody(tmp_path: Path) -> None:
+    model = toy_model(vocab_size=200)
+    with kvos.open(model, tokenizer=toy_tokenizer(), home=tmp_path, block_size=8) as runtime:
+        raw, session = runtime.session("raw"), runtime.session("chat")
+        raw.append_tokens([5, 6, 7])
+        with pytest.raises(InvalidTokenError, match="vocabulary of 200"):
+            session.append({"role": "user", "content": "hello"})
+        assert session.report().tokens == 0
+        assert raw.generate(max_tokens=3, ignore_eos=True).usage.generated_tokens == 3
+
+
+def test_a_call_from_the_engine_thread_is_refused_instead_of_waiting_for_itself(runtime: kvos.Runtime) -> None:
+    session = runtime.session()
+    for call in (runtime.stats, session.report, lambda: session.append_tokens([5])):
+        with pytest.raises(EngineContractError, match="its own engine thread"):
+            runtime.inspect(lambda core, call=call: call())  # type: ignore[misc]
+    assert runtime.stats().sessions == 1
 
 
 def test_settings_are_given_once() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import signal
 import threading
 import time
@@ -14,7 +17,7 @@ import pytest
 import torch
 
 import kvos
-from kvos.errors import EngineStoppedError, SessionBusyError
+from kvos.errors import EngineStoppedError, SessionBusyError, SessionClosedError
 from kvos.serving import FinishReason
 from kvos.sessions import SessionState
 from kvos.testing import toy_model, toy_tokenizer
@@ -194,6 +197,69 @@ def test_closing_fails_whoever_waits_and_hangs_nobody(open_toy: Callable[..., kv
         reply.cancel()
         with pytest.raises(EngineStoppedError):
             list(reply)
+
+
+def test_a_prefill_whose_session_is_closed_meanwhile_says_so(open_toy: Callable[..., kvos.Runtime]) -> None:
+    runtime = open_toy(prefill_chunk_tokens=8, max_batch_tokens=8, max_running=4)
+    session = runtime.session()
+    session.append_tokens(some_ids(2000))
+    usage: list[kvos.Usage] = []
+    with pytest.raises(SessionClosedError):
+        session.prefill(on_progress=lambda done, total: session.close())
+    other = runtime.session()
+    other.append_tokens(some_ids(2000, 1))
+    reply = other.generate(max_tokens=5, on_prefill=lambda done, total: reply.cancel())
+    usage.append(reply.usage)
+    assert 0 < usage[0].computed_tokens == other.report().tokens - other.report().pending < 2000
+
+
+def test_a_stream_that_nobody_holds_is_cancelled(runtime: kvos.Runtime) -> None:
+    session = raw(runtime)
+    stream = session.generate(max_tokens=3000, ignore_eos=True)
+    del stream
+    gc.collect()
+    session.append_tokens([5])  # it is free again
+    assert session.report().tokens < 3000
+    assert runtime.stats().counters["requests_cancelled"] == 1
+
+
+def test_a_child_process_is_told_that_the_runtime_lives_elsewhere(runtime: kvos.Runtime) -> None:
+    session = raw(runtime)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            session.report()
+        except EngineStoppedError as error:
+            said = str(error)
+        with contextlib.suppress(BaseException):
+            runtime.close()
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "another one in this process" in os.read(reader, 1000).decode()
+    os.close(reader)
+    os.close(writer)
+    assert session.generate(max_tokens=2, ignore_eos=True).usage.generated_tokens == 2
+
+
+def test_an_interrupted_close_can_be_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy_model()
+    before = model.config._attn_implementation
+    runtime = kvos.open(model, tokenizer=toy_tokenizer(), home=tmp_path)
+    thread = runtime._parts.thread
+    stop = thread.stop
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close()
+    monkeypatch.setattr(thread, "stop", stop)
+    runtime.close()
+    assert model.config._attn_implementation == before
 
 
 def test_closing_twice_and_from_several_threads_is_one_close(open_toy: Callable[..., kvos.Runtime]) -> None:

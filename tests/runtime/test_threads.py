@@ -42,8 +42,10 @@ def check(session: kvos.Session) -> None:
     ids = session.tokens.tolist()
     if ids:
         (twin,) = session.fork(1)
-        assert_same_logits(twin.score([7]) if not session.messages else twin_logits(twin), [*ids, 7])
-        twin.close()
+        try:
+            assert_same_logits(twin.score([7]) if not session.messages else twin_logits(twin), [*ids, 7])
+        finally:
+            twin.close()
 
 
 def twin_logits(twin: kvos.Session):  # type: ignore[no-untyped-def]

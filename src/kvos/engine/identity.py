@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = ["model_identity"]
 
@@ -37,18 +36,19 @@ _CHUNK_ELEMENTS = 1 << 22
 _HASHERS = 4
 
 
-def model_identity(config: PreTrainedConfig, weights: Mapping[str, torch.Tensor]) -> str:
-    """Hex digest (blake2b, 32 bytes) of the config's facts and of every weight's exact values.
+def model_identity(model: PreTrainedModel) -> str:
+    """Hex digest (blake2b, 32 bytes) of the config's facts, the modules' numbers, and every tensor's exact values.
+
+    Tensors are weights and buffers (RoPE's frequencies are one); numbers are what modules hold as floats (the scale of
+    the scores, a norm's epsilon). What code does otherwise, in hooks or other classes, it does not see.
 
     Values count, not their storage: weights that were widened without loss (bf16 or fp16 to fp32, fp32 to fp64) keep
     the identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
     gigabyte and core.
-
-    Args:
-        config: of the model.
-        weights: by name, tied ones once.
     """
-    digest = hashlib.blake2b(json.dumps(_facts(config), sort_keys=True).encode(), digest_size=32)
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # tied ones once
+    facts = json.dumps([_facts(model.config), _numbers(model)], sort_keys=True)
+    digest = hashlib.blake2b(facts.encode(), digest_size=32)
     pending: deque[tuple[str, Future[bytes]]] = deque()
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="kvos-identity") as hashers:
         for name in sorted(weights):
@@ -74,6 +74,15 @@ def _facts(config: PreTrainedConfig) -> dict[str, Any]:
     if rope.get("rope_type", "default") != "default":
         facts["max_position_embeddings"] = config.max_position_embeddings
     return facts
+
+
+def _numbers(model: PreTrainedModel) -> dict[str, float]:
+    return {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if type(value) is float
+    }
 
 
 def _exact_chunks(weight: torch.Tensor) -> list[npt.NDArray[Any]]:

@@ -171,7 +171,7 @@ class TransformersEngine(Engine):
 
     def identity(self) -> str:
         if self._identity is None:
-            self._identity = model_identity(self._model.config, dict(self._model.named_parameters()))
+            self._identity = model_identity(self._model)
         return self._identity
 
     def close(self) -> None:

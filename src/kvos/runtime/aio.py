@@ -37,7 +37,7 @@ class AsyncSession:
 
     async def prefill(self) -> Usage:
         """See ``Session.prefill``."""
-        return (await (await _started(self.sync.start_prefill)).result()).usage
+        return self.sync.prefilled(await (await _started(self.sync.start_prefill)).result())
 
     async def fork(self, n: int = 1, *, names: Sequence[str] | None = None) -> list[AsyncSession]:
         """See ``Session.fork``."""

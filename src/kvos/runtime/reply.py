@@ -42,7 +42,7 @@ class Reply:
 class ReplyStream:
     """Iterate for text as it comes, or wait for ``result()``. Leaving early cancels; what was generated is kept.
 
-    For one consumer. Generation goes on whether or not anybody reads.
+    For one consumer. Generation goes on whether or not anybody reads; a stream that nobody holds any more is cancelled.
 
     Args:
         start: takes where events go, starts the work, and returns what cancels it.
@@ -113,6 +113,10 @@ class ReplyStream:
     ) -> None:
         self._leave()
 
+    def __del__(self) -> None:
+        if getattr(self, "_end", self) is None and hasattr(self, "_cancel"):
+            self._cancel()
+
     def _next(self) -> TextDelta | None:
         """The next text, or None at the end; raises what the reply failed with."""
         while self._end is None:
@@ -139,7 +143,7 @@ class ReplyStream:
 
 
 class AsyncReplyStream:
-    """``ReplyStream`` for asyncio: ``async for`` for text, ``await result()`` for the end.
+    """``ReplyStream`` for asyncio: ``async for`` for text, ``await result()`` for the end. For one consumer.
 
     Cancelling the task that reads cancels the reply.
     """

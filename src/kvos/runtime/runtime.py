@@ -184,7 +184,11 @@ class Runtime:
         return self._call(block_report)
 
     def inspect(self, work: Callable[[EngineCore], T]) -> T:
-        """Run ``work`` on the engine thread, between two steps; for measurements and tests. No stable API below it."""
+        """Run ``work`` on the engine thread, between two steps; for measurements and tests. No stable API below it.
+
+        Raises:
+            EngineContractError: ``work`` called the runtime or a session again; it has the core that it is given.
+        """
         return self._call(work)
 
     def check_invariants(self) -> None:
@@ -194,8 +198,15 @@ class Runtime:
     # -- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel what runs, end the engine thread, give the model object back as it was. Idempotent."""
-        self._shut_down()
+        """Cancel what runs, end the engine thread, give the model object back as it was. Idempotent.
+
+        Interrupted (Ctrl-C), it can be called again; every part of it is idempotent, too.
+        """
+        alive = self._shut_down.peek()
+        if alive is not None:
+            _, shut_down, parts, _ = alive
+            shut_down(*parts)
+            self._shut_down.detach()
 
     def __enter__(self) -> Runtime:
         return self

@@ -24,7 +24,7 @@ from kvos.errors import (
 )
 from kvos.runtime.archive import export_session
 from kvos.runtime.parts import RuntimeParts, check_name
-from kvos.runtime.reply import ReplyStream
+from kvos.runtime.reply import Reply, ReplyStream
 from kvos.runtime.report import SessionReport, session_report
 from kvos.runtime.session_file import write_session
 from kvos.serving import EngineCore, Event, FinishReason, RequestId, SamplingParams, Usage
@@ -179,9 +179,16 @@ class Session:
 
         Raises:
             InvalidInputError: an empty session.
-            OutOfBlocksError, SessionBusyError, SessionClosedError
+            SessionClosedError: also if it was closed meanwhile.
+            OutOfBlocksError, SessionBusyError
         """
-        return ReplyStream(self.start_prefill, on_progress).result().usage
+        return self.prefilled(ReplyStream(self.start_prefill, on_progress).result())
+
+    def prefilled(self, ended: Reply) -> Usage:
+        """What a prefill cost; raises SessionClosedError if it did not come to its end."""
+        if ended.finish_reason is FinishReason.CANCELLED:
+            raise SessionClosedError(f"session {self.name} was closed, or its prefill cancelled, before the end")
+        return ended.usage
 
     def score(self, tokens: npt.ArrayLike) -> torch.Tensor:
         """Add raw tokens and return the logits behind each of them, ``[tokens, vocab]`` (teacher forcing).
@@ -244,7 +251,7 @@ class Session:
             raise InvalidInputError(f"{n} children need {n} names, got {names!r}")
         wishes = [check_name("session", name) for name in names] if names is not None else [None] * n
         if self._call(lambda core: self._inner.sequence.num_pending):
-            ReplyStream(lambda sink: self.start_prefill(sink, before_fork=True)).result()
+            self.prefilled(ReplyStream(lambda sink: self.start_prefill(sink, before_fork=True)).result())
         children = self._call(lambda core: core.fork(self._inner, wishes))
         return [Session(self._parts, child) for child in children]
 

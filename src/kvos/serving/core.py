@@ -319,7 +319,7 @@ class EngineCore:
             return
         try:
             request.sink(event)
-        except Exception as error:  # noqa: BLE001 - the caller's code, and not a reason to fail anybody else
+        except BaseException as error:  # noqa: BLE001 - the caller's code, and not a reason to fail anybody else
             _logger.warning("the reply on session %s is cancelled: its caller raised %r", request.session.id, error)
             request.deserted = True
 

@@ -14,6 +14,9 @@ __all__ = ["ReplyText"]
 INCOMPLETE = "\ufffd"
 """What a decoder puts where the bytes of a character are not complete yet."""
 
+LONGEST_INCOMPLETE = 3
+"""Bytes, and so marks, that may yet become a character; further ones before them will not."""
+
 
 class ReplyText:
     """Tokens in, text out.
@@ -30,9 +33,11 @@ class ReplyText:
         self._ids: list[int] = []
         self._text = ""
         self._emitted = 0
-        # Tokens before _window_start are never decoded again; those before _window_read are in _text.
+        # Tokens before _window_start are never decoded again; those before _window_read are in _text, and so are
+        # _window_taken characters of what comes behind them.
         self._window_start = 0
         self._window_read = 0
+        self._window_taken = 0
         # After _tokens_at[i] tokens the text was whole and _chars_at[i] characters long.
         self._tokens_at = [0]
         self._chars_at = [0]
@@ -55,17 +60,19 @@ class ReplyText:
     def push(self, token: int) -> str:
         """Add a token; returns the text that may be shown now, possibly none."""
         self._ids.append(token)
-        before = self._decode(self._ids[self._window_start : self._window_read])
-        window = self._decode(self._ids[self._window_start :])
-        if len(window) > len(before) and not window.endswith(INCOMPLETE):
-            self._accept(window[len(before) :])
+        text = self._behind_read()
+        sure = text.rstrip(INCOMPLETE)
+        open_marks = min(len(text) - len(sure), LONGEST_INCOMPLETE)
+        self._accept(text[: len(text) - open_marks])
+        if text and not open_marks:
+            self._move_window()
         return self._release(hold_back=True)
 
     def finish(self) -> str:
         """The reply is over; returns what was held back."""
         if not self.stopped and self._window_read < len(self._ids):
-            before = self._decode(self._ids[self._window_start : self._window_read])
-            self._accept(self._decode(self._ids[self._window_start :])[len(before) :])
+            self._accept(self._behind_read())
+            self._move_window()
         return self._release(hold_back=False)
 
     def kept(self) -> tuple[int, str]:
@@ -73,12 +80,22 @@ class ReplyText:
         place = bisect_right(self._chars_at, len(self.content)) - 1
         return self._tokens_at[place], self._text[: self._chars_at[place]]
 
-    def _accept(self, text: str) -> None:
-        searched = max(0, len(self._text) - self._longest_stop + 1)
-        self._text += text
-        self._window_start, self._window_read = self._window_read, len(self._ids)
+    def _behind_read(self) -> str:
+        """The text of the tokens from ``_window_read`` on."""
+        before = self._decode(self._ids[self._window_start : self._window_read])
+        return self._decode(self._ids[self._window_start :])[len(before) :]
+
+    def _move_window(self) -> None:
+        """All tokens so far stand for all text so far."""
+        self._window_start, self._window_read, self._window_taken = self._window_read, len(self._ids), 0
         self._tokens_at.append(len(self._ids))
         self._chars_at.append(len(self._text))
+
+    def _accept(self, text: str) -> None:
+        """Take over what is new in ``text``, which stands behind ``_window_read``."""
+        searched = max(0, len(self._text) - self._longest_stop + 1)
+        self._text += text[self._window_taken :]
+        self._window_taken = max(self._window_taken, len(text))
         found = [place for place in (self._text.find(stop, searched) for stop in self._stop) if place >= 0]
         if found and self._end is None:
             self._end = min(found)

@@ -58,7 +58,8 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens in front of the first generated one.
-        reused_tokens: of those, how many had their KV in blocks already; ``prompt = reused + computed``.
+        reused_tokens: of those, how many had their KV in blocks already; ``prompt = reused + computed``, unless it
+            was cancelled before its prompt was computed.
         shared_tokens: of the reused ones, how many came from other sessions' (or earlier) blocks by content.
         computed_tokens: of the prompt, how many went through the model.
         generated_tokens: sampled tokens, an end-of-sequence token included.
@@ -190,7 +191,7 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             reused_tokens=self.reused,
             shared_tokens=self.shared,
-            computed_tokens=self.prompt_tokens - self.reused,
+            computed_tokens=max(0, min(self.next_row, self.prompt_tokens) - self.reused),
             generated_tokens=len(self.generated),
             why_computed=why,
             ttft_s=(now if self.first_token is None else self.first_token) - self.started,

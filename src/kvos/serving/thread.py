@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvos.errors import EngineStoppedError
+from kvos.errors import EngineContractError, EngineStoppedError
 from kvos.serving.core import EngineCore
 
 __all__ = ["EngineThread"]
@@ -54,6 +55,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._stopping = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kvos-engine", daemon=True)
         self._thread.start()
 
@@ -61,8 +63,13 @@ class EngineThread:
         """Run ``command`` on the engine thread between two steps.
 
         Raises:
-            EngineStoppedError: the runtime is closed.
+            EngineStoppedError: the runtime is closed, or was opened in another process, from which this one forked.
         """
+        if os.getpid() != self._process:
+            raise EngineStoppedError(
+                f"the runtime was opened in process {self._process}, and its engine thread lives only there; "
+                "open another one in this process"
+            )
         future: Future[T] = Future()
         with self._gate:
             if self._stopping:
@@ -71,7 +78,15 @@ class EngineThread:
         return future
 
     def call(self, command: Callable[[EngineCore], T]) -> T:
-        """``submit`` and wait. If waiting is interrupted, a command that has not begun is dropped."""
+        """``submit`` and wait. If waiting is interrupted, a command that has not begun is dropped.
+
+        Raises:
+            EngineContractError: called on the engine thread, which would wait for itself.
+        """
+        if threading.current_thread() is self._thread:
+            raise EngineContractError(
+                "a runtime was called on its own engine thread; work there uses the core that it is given"
+            )
         future = self.submit(command)
         try:
             return future.result()
@@ -84,7 +99,7 @@ class EngineThread:
             if not self._stopping:
                 self._stopping = True
                 self._commands.put(None)
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and os.getpid() == self._process:
             self._thread.join()
 
     def _run(self) -> None:

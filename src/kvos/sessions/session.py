@@ -90,9 +90,11 @@ class CacheSession:
 
         Raises:
             SessionConflictError: the session has changed since the extension was rendered.
+            InvalidTokenError: the tokenizer gave an id outside the vocabulary.
             ContextLengthExceededError: it would be longer than the model's context.
         """
         self.check_idle()
+        self._check_vocabulary(extension.tokens)
         if extension.revision != self.sequence.revision:
             raise SessionConflictError(f"session {self.id} has changed meanwhile; render the messages again")
         self._check_length(extension.keep + len(extension.tokens))
@@ -123,11 +125,7 @@ class CacheSession:
         self._check_raw()
         if len(tokens) == 0:
             raise InvalidInputError(f"no tokens to append to session {self.id}")
-        outside = tokens[(tokens < 0) | (tokens >= self.limits.vocab_size)]
-        if len(outside):
-            raise InvalidTokenError(
-                f"token id {int(outside[0])} is outside the vocabulary of {self.limits.vocab_size} tokens"
-            )
+        self._check_vocabulary(tokens)
         start = self.sequence.num_tokens
         self._check_length(start + len(tokens))
         self.sequence.append(tokens)
@@ -325,6 +323,14 @@ class CacheSession:
     def _check_raw(self) -> None:
         if self.transcript.messages:
             raise InvalidInputError(f"session {self.id} holds chat messages; raw tokens cannot be mixed with them")
+
+    def _check_vocabulary(self, tokens: TokenIds) -> None:
+        outside = tokens[(tokens < 0) | (tokens >= self.limits.vocab_size)]
+        if len(outside):
+            raise InvalidTokenError(
+                f"token id {int(outside[0])} is outside the model's vocabulary of {self.limits.vocab_size} tokens; "
+                "tokenizer and model must belong together"
+            )
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.limits.max_tokens:

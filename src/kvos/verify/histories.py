@@ -26,7 +26,7 @@ from kvos.verify.operations import (
 
 __all__ = ["MESSAGES", "SYSTEM_PROMPTS", "history", "salted_tokens", "text_tokens"]
 
-OPERATIONS_PER_ROUND = 10
+OPERATIONS_PER_ROUND = 9
 TEXTS = 3
 SALTS = 5
 """Few of both, so that different sessions meet in equal content."""
@@ -73,7 +73,7 @@ def _silent(rng: np.random.Generator, tokens: int) -> int:
 
 
 def _open(rng: np.random.Generator) -> Operation:
-    tokens = _int(rng, 8, 64)
+    tokens = _int(rng, 8, 44)
     return Open(_int(rng, 0, TEXTS), tokens, _silent(rng, tokens))
 
 
@@ -83,7 +83,7 @@ def _twin(rng: np.random.Generator) -> Operation:
 
 
 def _extend(rng: np.random.Generator) -> Operation:
-    tokens = _int(rng, 1, 20)
+    tokens = _int(rng, 1, 16)
     return Extend(_any(rng), _int(rng, 0, SALTS), tokens, _silent(rng, tokens))
 
 

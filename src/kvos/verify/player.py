@@ -31,8 +31,8 @@ from kvos.verify.stage import Stage
 
 __all__ = ["Player"]
 
-MAX_TOKENS = 96
-MAX_CHAT_TOKENS = 120
+MAX_TOKENS = 64
+MAX_CHAT_TOKENS = 96
 MAX_FILES = 5
 
 

@@ -17,7 +17,7 @@ ROUNDS_PER_RUNTIME = 10
 """Rounds that one runtime lives for, so that its blocks are recycled, shared and reclaimed."""
 
 BLOCK_SIZES = (8, 16, 32)
-POOL_TOKENS = 256
+POOL_TOKENS = 192
 """Small on purpose: a few sessions fill it, so cached blocks are reclaimed, and now and then there is none left."""
 PREFILL_CHUNKS = (256, 13)
 """In whole, or in chunks whose edges lie inside blocks."""

@@ -7,6 +7,7 @@ holds; anything else is compiled anew. Nothing is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -109,13 +110,17 @@ def _load(symbol: str, code: bytes) -> LoadedKernel:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address(symbol)
+    if address == 0:
+        raise MissingDependencyError(f"the compiled attention kernel has no function {symbol!r}")
     return LoadedKernel(address, ctypes.CFUNCTYPE(None, ctypes.c_int64)(address), engine)
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                return None
             header, _, code = file.read().partition(b"\n")
     except OSError:
         return None
@@ -123,20 +128,32 @@ def _read(path: Path) -> tuple[str, bytes] | None:
         return None
     try:
         known = json.loads(header)
-        intact = known["digest"] == hashlib.blake2b(code).hexdigest()
-        return (str(known["symbol"]), code) if intact else None
-    except (ValueError, KeyError, TypeError):
+        symbol = str(known["symbol"])
+        return (symbol, code) if known["digest"] == _digest(symbol, code) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a named pipe would wait for somebody who writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _digest(symbol: str, code: bytes) -> str:
+    return hashlib.blake2b(symbol.encode() + b"\0" + code).hexdigest()
 
 
 def _write(path: Path, symbol: str, code: bytes) -> None:
     """Keep the code; a folder that cannot be written costs a compilation next time, nothing else."""
-    header = json.dumps({"symbol": symbol, "digest": hashlib.blake2b(code).hexdigest()}).encode()
+    header = json.dumps({"symbol": symbol, "digest": _digest(symbol, code)}).encode()
+    unfinished: str | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(descriptor, "wb") as file:
             file.write(header + b"\n" + code)
-        os.replace(name, path)
+        os.replace(unfinished, path)
     except OSError:
-        return
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
