@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import kvos
 from kvos.errors import SessionFileDamagedError
@@ -135,6 +137,35 @@ def test_a_safetensors_file_that_is_no_session_is_refused(open_toy: Open, tmp_pa
     save_file({"tokens": torch.zeros(3, dtype=torch.int32)}, tmp_path / "x.kvos")
     with pytest.raises(SessionFileDamagedError, match="not a session"):
         open_toy().load(tmp_path / "x.kvos")
+
+
+def with_header(saved: Path, text: str) -> None:
+    """Give a saved session another description, with a right digest."""
+    from safetensors.torch import load_file, save_file
+
+    digest = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    save_file(load_file(saved), saved, {"kvos": text, "kvos_digest": digest})
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"x"', "{}", "", '{"format": 1}', "[" * 100_000])
+def test_a_description_that_is_none_is_refused(open_toy: Open, saved: Path, text: str) -> None:
+    with_header(saved, text)
+    runtime = open_toy()
+    with pytest.raises(SessionFileDamagedError, match=r"victim\.kvos"):
+        runtime.load(saved)
+    assert runtime.sessions() == ()
+
+
+@pytest.mark.parametrize("key", ["format", "model", "model_name", "numeric_class", "manifest", "digests"])
+@pytest.mark.parametrize("value", [None, 5, [], {}, ["x"]])
+def test_a_description_with_a_field_of_another_type_is_refused(
+    open_toy: Open, saved: Path, key: str, value: object
+) -> None:
+    with safe_open(saved, framework="pt") as file:
+        header = json.loads(file.metadata()["kvos"])
+    with_header(saved, json.dumps(header | {key: value}))
+    with pytest.raises(SessionFileDamagedError, match=r"victim\.kvos"):
+        open_toy().load(saved)
 
 
 def test_parts_of_two_files_are_not_mixed(open_toy: Open, tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ def write_session(path: Path, session: SavedSession) -> None:
     """Write ``session`` to ``path`` with mode 0600, in place of what was there. A crash leaves the old file or the new.
 
     Raises:
+        InvalidInputError: no file can have that path.
         OSError: the disk's; nothing was replaced.
     """
+    _check_path(path)
     tensors = {"tokens": torch.from_numpy(np.array(session.tokens, np.int32))}
     for layer, (key, value) in enumerate(zip(session.keys, session.values, strict=True)):
         tensors[f"k.{layer}"], tensors[f"v.{layer}"] = key.contiguous(), value.contiguous()
@@ -81,9 +83,11 @@ def read_session(path: Path) -> SavedSession:
     """The pair of ``write_session``.
 
     Raises:
+        InvalidInputError: no file can have that path.
         SessionNotFoundError: there is no such file.
         SessionFileDamagedError: it is not a session, or what a session can't do without is damaged.
     """
+    _check_path(path)
     if not path.is_file():
         raise SessionNotFoundError(f"there is no saved session at {path}")
     try:
@@ -94,7 +98,7 @@ def read_session(path: Path) -> SavedSession:
         raise SessionFileDamagedError(f"{path} cannot be read as a session: {error}") from error
     try:
         return _parse(path, header, tensors)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise SessionFileDamagedError(f"the description in {path} cannot be read: {error!r}") from error
 
 
@@ -102,17 +106,21 @@ def _parse(path: Path, header: dict[str, Any], tensors: dict[str, torch.Tensor])
     digests: dict[str, str] = header["digests"]
     if "tokens" not in tensors or _digest(tensors["tokens"]) != digests["tokens"]:
         raise SessionFileDamagedError(f"the tokens in {path} are not what was written")
-    manifest = SessionManifest.from_json(header["manifest"])
+    try:
+        manifest = SessionManifest.from_json(header["manifest"])
+    except SessionFileDamagedError as error:
+        raise SessionFileDamagedError(f"{path} cannot be used: {error}") from error
     tokens = tensors["tokens"].numpy()
     if tokens.dtype != np.int32 or tokens.shape != (manifest.num_tokens,):
         raise SessionFileDamagedError(f"{path} holds {tokens.shape} tokens, its manifest says {manifest.num_tokens}")
+    model, model_name, numeric_class = (_text_of(header, key) for key in ("model", "model_name", "numeric_class"))
     problem = _kv_problem(tensors, digests)
     layers = range(len(digests) // 2) if problem is None else range(0)
     return SavedSession(
         manifest=manifest,
-        model=header["model"],
-        model_name=header["model_name"],
-        numeric_class=header["numeric_class"],
+        model=model,
+        model_name=model_name,
+        numeric_class=numeric_class,
         tokens=tokens,
         keys=[tensors[f"k.{layer}"] for layer in layers],
         values=[tensors[f"v.{layer}"] for layer in layers],
@@ -163,10 +171,30 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise SessionFileDamagedError(f"{path} is not a session that kvos saved")
     if _text_digest(text) != metadata.get("kvos_digest"):
         raise SessionFileDamagedError(f"the description in {path} is not what was written")
-    header: dict[str, Any] = json.loads(text)
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise SessionFileDamagedError(f"the description in {path} is a {type(header).__name__}; expected an object")
     if header.get("format") != FORMAT:
         raise SessionFileDamagedError(f"{path} has format {header.get('format')}; this kvos reads format {FORMAT}")
     return header
+
+
+def _text_of(header: dict[str, Any], key: str) -> str:
+    if not isinstance(header[key], str):
+        raise ValueError(f"{key} is not a text")
+    return str(header[key])
+
+
+def _check_path(path: Path) -> None:
+    """Raises InvalidInputError if no file system takes such a path."""
+    try:
+        path.lstat()
+    except ValueError as error:
+        raise InvalidInputError(f"{str(path)[:100]!r} cannot be the path of a session file: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            shown = f"{str(path)[:100]!r}... ({len(str(path))} characters)"
+            raise InvalidInputError(f"{shown} is too long for the path of a session file; use a shorter one") from error
 
 
 def _kv_problem(tensors: dict[str, torch.Tensor], digests: dict[str, str]) -> str | None:
