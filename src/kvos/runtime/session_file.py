@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import json
 import os
@@ -41,6 +40,11 @@ SESSION_SUFFIX = ".kvos"
 FORMAT = 1
 STALE_SECONDS = 3600
 """Age from which an unfinished file cannot be somebody's who is still writing."""
+
+UNFINISHED = ".unfinished"
+UNFINISHED_NAME = "session"
+LONGEST_SHOWN = 40
+"""Characters of a session's file name in the name of the folder where it is written."""
 
 LONGEST_FILE_NAME = 200
 """A space takes three characters in a file's name, of which file systems take 255."""
@@ -218,29 +222,53 @@ def _text_digest(text: str) -> str:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place, safely on disk, when the block ends well."""
-    _sweep(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)  # mode 0600
-    os.close(handle)
-    unfinished = Path(name)
+    """A file in a private folder beside ``path``; it takes ``path``'s place, safely on disk, when the block ends well.
+
+    In a folder, because the library that writes it has temporary files of its own.
+    """
+    _sweep(path.parent)
+    # The name is cut, so that the longest one that a file may have is not too long with what is added to it.
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:LONGEST_SHOWN]}.", suffix=UNFINISHED, dir=path.parent))
     try:
+        unfinished = folder / UNFINISHED_NAME
         yield unfinished
         unfinished.chmod(0o600)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        _sync_folder(path.parent)
+    finally:
+        _remove_unfinished(folder)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what a killed process left behind while it wrote ``path``."""
-    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left in ``folder`` while they wrote sessions."""
+    for unfinished in folder.glob(f".*.????????{UNFINISHED}"):  # eight characters: mkdtemp
         with contextlib.suppress(OSError):
-            if time.time() - unfinished.stat().st_mtime > STALE_SECONDS:
-                unfinished.unlink()
+            if time.time() - _last_written(unfinished) > STALE_SECONDS:
+                _remove_unfinished(unfinished)
+
+
+def _last_written(unfinished: Path) -> float:
+    """Seconds since the epoch."""
+    inside = _files_in(unfinished)
+    return max(path.lstat().st_mtime for path in (unfinished, *inside))
+
+
+def _remove_unfinished(unfinished: Path) -> None:
+    """Remove a private folder with what it holds, or a file. A folder with anything else in it is not ours."""
+    with contextlib.suppress(OSError):
+        if unfinished.is_symlink() or not unfinished.is_dir():
+            unfinished.unlink()
+            return
+        for path in _files_in(unfinished):
+            path.unlink(missing_ok=True)
+        unfinished.rmdir()
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    """Of a private folder: the file, and the temporary one of the library that writes it."""
+    return (*folder.glob(UNFINISHED_NAME), *folder.glob(".tmp*"))
 
 
 def _sync_folder(folder: Path) -> None:
