@@ -7,6 +7,7 @@ Deliberately knows nothing of torch: the names of devices and dtypes are resolve
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import operator
 import os
@@ -21,13 +22,16 @@ import platformdirs
 from kvos.errors import InvalidConfigError
 from kvos.types import DType
 
-__all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment"]
+__all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment", "tenant_folder_name"]
 
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
 
 SWITCHES = ("offline", "publish_stats")
 """Settings that are true or false."""
+
+LONGEST_HEX = 200
+"""File systems take 255 bytes for a folder's name."""
 
 ENVIRONMENT_PREFIX = "KVOS_"
 
@@ -162,6 +166,12 @@ class KvosConfig:
 def subprocess_environment(**changes: str) -> dict[str, str]:
     """This process's environment for a child, with ``changes``; the environment itself stays as it is."""
     return {**os.environ, **changes}
+
+
+def tenant_folder_name(tenant: str) -> str:
+    """A folder's name that no other tenant gets: the bytes of the name in hex, or a digest of a long one."""
+    name = tenant.encode(errors="surrogatepass")
+    return name.hex() if 2 * len(name) <= LONGEST_HEX else "long-" + hashlib.sha256(name).hexdigest()
 
 
 def _out_of_range(name: str, value: object, expected: str) -> InvalidConfigError:

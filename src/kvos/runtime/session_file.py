@@ -151,7 +151,7 @@ class FileSessionStore:
         return read_session(path)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(unquote(path.stem) for path in self._folder.glob(f"*{SESSION_SUFFIX}")))
+        return tuple(sorted(unquote(path.stem) for path in self._folder.glob(f"*{SESSION_SUFFIX}") if path.is_file()))
 
     def delete(self, name: str) -> None:
         path = self._path(name)
