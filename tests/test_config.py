@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from kvos.config import ALLOWED_BLOCK_SIZES, KvosConfig
 from kvos.errors import InvalidConfigError
@@ -71,6 +73,8 @@ def test_the_environment_is_read_and_overrides_win(monkeypatch: pytest.MonkeyPat
         ("offline", "yes", "True or False"),
         ("home", None, "a folder"),
         ("home", "", "a folder"),
+        ("home", "~nobody-of-this-name/x", "a folder"),
+        ("home", "a\0b", "a folder"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_the_range(name: str, value: object, range_: str) -> None:
@@ -79,6 +83,35 @@ def test_a_value_out_of_range_is_named_with_the_range(name: str, value: object, 
     text = str(raised.value)
     assert text.startswith(f"{name} is {value!r}; expected ")
     assert range_ in text
+
+
+@pytest.mark.parametrize("value", [16.0, np.array([16, 16]), np.array(16.0), torch.tensor([16, 16]), [16], {}])
+def test_a_block_size_of_another_type_is_refused(value: object) -> None:
+    with pytest.raises(InvalidConfigError, match=r"block_size is .*; expected one of 8"):
+        KvosConfig(block_size=value)
+
+
+@pytest.mark.parametrize("value", [np.int64(16), torch.tensor(16)])
+def test_a_whole_number_of_any_kind_is_one(value: object) -> None:
+    config = KvosConfig(block_size=value, threads=value)
+    assert (type(config.block_size), config.block_size) == (int, 16)
+    assert (type(config.threads), config.threads) == (int, 16)
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in dataclasses.fields(KvosConfig)])
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_a_number_of_any_length_is_refused_by_name(name: str, digits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfigError, match=f"{name} is .*; expected"):
+        KvosConfig(**{name: 10**digits})
+    if name != "home":
+        monkeypatch.setenv(f"KVOS_{name.upper()}", "9" * digits)
+        with pytest.raises(InvalidConfigError, match=f"{name} is .*; expected"):
+            KvosConfig.from_env()
+
+
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="threads is 2147483648; expected a whole number from 1 to 4096"):
+        KvosConfig(threads=2**31)
 
 
 def test_a_bad_environment_value_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:

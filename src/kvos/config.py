@@ -7,6 +7,7 @@ Deliberately knows nothing of torch: the names of devices and dtypes are resolve
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import operator
 import os
@@ -19,9 +20,9 @@ from typing import Any, Literal
 import platformdirs
 
 from kvos.errors import InvalidConfigError
-from kvos.types import DType
+from kvos.types import DType, shown
 
-__all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment"]
+__all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment", "tenant_folder_name"]
 
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
@@ -29,10 +30,21 @@ ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 SWITCHES = ("offline", "publish_stats")
 """Settings that are true or false."""
 
+LONGEST_HEX = 200
+"""File systems take 255 bytes for a folder's name."""
+
 ENVIRONMENT_PREFIX = "KVOS_"
+
+MOST_THREADS = 4096
+MOST_TOKENS = 1 << 40
+MOST_BYTES = 1 << 60
+"""The upper bounds lie beyond any machine and any model; a larger number is a mistake."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?", re.IGNORECASE)
+LONGEST_NUMBER = 30
+"""Digits; Python refuses to read a number of thousands."""
+
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _WORDS_FOR_TRUE = ("1", "true", "yes", "on")
 _WORDS_FOR_FALSE = ("0", "false", "no", "off")
@@ -100,22 +112,22 @@ class KvosConfig:
     publish_stats: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.home, str | os.PathLike) or not str(self.home):
-            raise _out_of_range("home", self.home, "the path of a folder")
-        self._set("home", Path(self.home).expanduser().absolute())
+        self._set("home", _folder(self.home))
         self._one_of("block_size", ALLOWED_BLOCK_SIZES)
         self._one_of("dtype", ("auto", *(member.value for member in DType)))
         self._set("dtype", self.dtype if self.dtype == "auto" else DType(self.dtype))
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise _out_of_range("device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
-        self._integer("segment_bytes", 4096)
+        self._integer("segment_bytes", 4096, MOST_BYTES)
         self._integer("prefill_chunk_tokens", 1, 1 << 16)
         self._integer("prefill_beside_decodes_tokens", 1, 1 << 16)
         self._integer("max_batch_tokens", 1, 1 << 20)
         self._integer("max_running", 1, 4096)
-        for name, lowest in (("cache_bytes", 4096), ("max_context_tokens", 1), ("threads", 1)):
+        for name, lowest, highest in (
+            ("cache_bytes", 4096, MOST_BYTES), ("max_context_tokens", 1, MOST_TOKENS), ("threads", 1, MOST_THREADS),
+        ):  # fmt: skip
             if getattr(self, name) is not None:
-                self._integer(name, lowest)
+                self._integer(name, lowest, highest)
         self._one_of("kernels", ("auto", "generic"))
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -142,8 +154,13 @@ class KvosConfig:
 
     def _one_of(self, name: str, allowed: tuple[object, ...]) -> None:
         value = getattr(self, name)
-        if value not in allowed or isinstance(value, bool):
+        try:
+            choice = value if isinstance(value, str) else operator.index(value)
+        except (TypeError, ValueError):
+            choice = None
+        if choice not in allowed or isinstance(value, bool):
             raise _out_of_range(name, value, "one of " + ", ".join(repr(choice) for choice in allowed))
+        self._set(name, choice)
 
     def _integer(self, name: str, lowest: int, highest: int | None = None) -> None:
         value = getattr(self, name)
@@ -152,7 +169,7 @@ class KvosConfig:
             expected += " (in the environment also with a unit: 2GiB)"
         try:
             number = operator.index(value)
-        except TypeError:
+        except (TypeError, ValueError):
             raise _out_of_range(name, value, expected) from None
         if isinstance(value, bool) or number < lowest or (highest is not None and number > highest):
             raise _out_of_range(name, value, expected)
@@ -164,9 +181,28 @@ def subprocess_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def tenant_folder_name(tenant: str) -> str:
+    """A folder's name that no other tenant gets: the bytes of the name in hex, or a digest of a long one."""
+    name = tenant.encode(errors="surrogatepass")
+    return name.hex() if 2 * len(name) <= LONGEST_HEX else "long-" + hashlib.sha256(name).hexdigest()
+
+
 def _out_of_range(name: str, value: object, expected: str) -> InvalidConfigError:
-    shown = value.value if isinstance(value, DType) else value
-    return InvalidConfigError(f"{name} is {shown!r}; expected {expected}")
+    return InvalidConfigError(f"{name} is {shown(value)}; expected {expected}")
+
+
+def _folder(home: object) -> Path:
+    """Where a home is, absolute."""
+    expected = "the path of a folder"
+    if not isinstance(home, str | os.PathLike) or not str(home):
+        raise _out_of_range("home", home, expected)
+    try:
+        path = Path(home).expanduser().absolute()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _out_of_range("home", home, f"{expected} ({error})") from error
+    if "\0" in str(path):
+        raise _out_of_range("home", home, f"{expected}, without a zero byte")
+    return path
 
 
 def _unknown_setting(name: str, names: tuple[str, ...]) -> str:
@@ -199,5 +235,7 @@ def _parse(name: str, text: str) -> Any:
         return None
     size = _SIZE.fullmatch(text)
     if size is None or (size[2] and not name.endswith("_bytes")):
+        return text
+    if len(size[1]) > LONGEST_NUMBER:
         return text
     return int(size[1]) * _UNITS[(size[2] or "").lower()]

@@ -17,8 +17,12 @@ __all__ = [
     "SlotIds",
     "TokenIds",
     "TokenPositions",
+    "shown",
     "token_array",
 ]
+
+LONGEST_SHOWN = 200
+"""Characters of a wrong value in an error's text."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the whole pool, counted over all segments."""
@@ -47,3 +51,12 @@ class DType(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+def shown(value: object) -> str:
+    """``value`` in an error's text: cut if that is long, its type if Python can't print it (an int of 5000 digits)."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__} too large to show>"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

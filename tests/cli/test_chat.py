@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -88,6 +89,17 @@ def test_a_session_can_be_saved_to_a_file(talk, tmp_path):
     output = talk(["Hello", f"/save {path}", f"/load {path}"])
     assert path.is_file()
     assert "handover: 3 messages" in output
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "here.kvos", "./here"])
+def test_what_was_saved_as_a_file_is_loaded_as_one(talk, runtime, tmp_path, monkeypatch, name):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    talk(["Hello", f"/save {name}"])
+    said = runtime.get("main").messages
+    assert runtime.saved_sessions() == ()
+    talk(["/quit"], load=name)
+    assert runtime.get(Path(name).stem).messages == said
 
 
 def test_loading_what_is_not_there_fails_at_once(talk):

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from kvos.cli.saved import summary_of
 from kvos.errors import SessionFileDamagedError
@@ -77,6 +81,70 @@ def test_a_damaged_file_is_named_and_does_not_hide_the_others(call, saved, home)
     assert "my talk" in output
     result = call("sessions", "show", "broken")
     assert (result.exit_code, "cannot be read as a session" in " ".join(result.stderr.split())) == (2, True)
+
+
+@pytest.mark.parametrize("tenant", ["t" * 150, "⛴" * 100, "x"])
+def test_a_tenant_of_any_name_finds_its_sessions(call, runtime, tenant):
+    runtime.session("s", messages={"role": "user", "content": "Hello"}, tenant=tenant).save("kept")
+    assert "kept" in call("sessions", "list", "--tenant", tenant).stdout
+    assert "Hello" in call("sessions", "show", "kept", "--tenant", tenant).stdout
+
+
+def test_a_saved_name_comes_before_a_file_of_that_name(call, runtime, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    session = runtime.session("s", messages={"role": "user", "content": "saved by name"})
+    session.save("a.kvos")
+    assert "saved by name" in call("sessions", "show", "a.kvos").stdout
+    session.append({"role": "user", "content": "saved as a file"})
+    session.save(tmp_path / "a.kvos")
+    assert "saved as a file" not in call("sessions", "show", "a.kvos").stdout
+    assert "saved as a file" in call("sessions", "show", "./a.kvos").stdout
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".kvos", "\udcff", "~nobody-of-this-name/x.kvos"])
+def test_a_name_that_nothing_can_have_is_said_to_be_unknown(call, saved, name):
+    result = call("sessions", "show", name)
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (2, True)
+
+
+def test_what_is_no_regular_file_is_not_listed(call, saved, home, runtime):
+    [folder] = (home / "sessions").iterdir()
+    (folder / "dangling.kvos").symlink_to(folder / "nowhere")
+    (folder / "folder.kvos").mkdir()
+    os.mkfifo(folder / "pipe.kvos")
+    result = call("sessions", "list")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    assert runtime.saved_sessions() == ("my talk",)
+
+
+def with_header(path, text):
+    digest = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    save_file({}, path, {"kvos": text, "kvos_digest": digest})
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "1", '{"format": 1}', "", "[" * 100_000])
+def test_a_description_that_is_none_is_damage(call, saved, home, text):
+    [folder] = (home / "sessions").iterdir()
+    with_header(folder / "broken.kvos", text)
+    output = call("sessions", "list").stdout
+    assert "damaged" in output
+    assert "my talk" in output
+    assert call("sessions", "show", "broken").exit_code == 2
+
+
+@pytest.mark.parametrize("value", [None, [], {}, 1.5, "x"])
+@pytest.mark.parametrize("key", ["format", "manifest", "num_tokens", "num_computed", "transcript"])
+def test_a_description_with_a_field_of_another_type_is_damage(saved, home, key, value):
+    [path] = (home / "sessions").glob("*/*.kvos")
+    with safe_open(path, framework="np") as file:
+        header = json.loads(file.metadata()["kvos"])
+    if key in header:
+        header[key] = value
+    else:
+        header["manifest"] = json.dumps(json.loads(header["manifest"]) | {key: value})
+    with_header(path, json.dumps(header))
+    with pytest.raises(SessionFileDamagedError, match="talk"):
+        summary_of(path)
 
 
 def test_a_changed_header_is_refused(saved, home):

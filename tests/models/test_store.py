@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_an_unreadable_manifest_is_damage(home: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(ModelDamagedError, match=r"manifest\.json"):
         verify_folder(folder, DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"files": ' * 100_000, '{"size": 1e999}', '{"format": 1e999}'], ids=range(4)
+)
+def test_a_manifest_of_deep_nesting_or_endless_numbers_is_damage(home: Path, content: str) -> None:
+    path = model_folder(DEFAULT_MODEL, home) / "manifest.json"
+    good = path.read_text()
+    if "1e999" in content:
+        (key,) = json.loads(content)
+        content, found = re.subn(rf'"{key}": \d+', content.strip("{}"), good)
+        assert found
+    path.write_text(content)
+    with pytest.raises(ModelDamagedError, match=r"manifest\.json"):
+        verify_folder(path.parent, DEFAULT_MODEL)
 
 
 def test_a_manifest_of_another_format_or_without_weights_is_refused(home: Path) -> None:

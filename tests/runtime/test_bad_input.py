@@ -136,6 +136,12 @@ CALLS: list[tuple[str, type[KvosError], Call]] = [
     ("a saved session that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.load("nothing")),
     ("a file that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.load(Path("/nowhere/x.kvos"))),
     ("a folder as a file", SessionNotFoundError, lambda rt, chat, raw: rt.load(Path("/"))),
+    ("a file of a name that is too long", InvalidInputError, lambda rt, chat, raw: rt.load(Path("a" * 5000))),
+    ("a file with a zero byte", InvalidInputError, lambda rt, chat, raw: rt.load(Path("a\0b"))),
+    ("a file with a surrogate", InvalidInputError, lambda rt, chat, raw: rt.load(Path("a\ud800"))),
+    ("a save to too long a name", InvalidInputError, lambda rt, chat, raw: raw.save(Path("a" * 5000))),
+    ("a save to a zero byte", InvalidInputError, lambda rt, chat, raw: raw.save(Path("a\0b"))),
+    ("a save to a surrogate", InvalidInputError, lambda rt, chat, raw: raw.save(Path("a\ud800"))),
     ("the end of one that is not there", SessionNotFoundError, lambda rt, chat, raw: rt.delete_saved("nothing")),
 ]  # fmt: skip
 

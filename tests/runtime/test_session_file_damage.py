@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import resource
+import stat
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import kvos
 from kvos.errors import SessionFileDamagedError
@@ -137,6 +140,35 @@ def test_a_safetensors_file_that_is_no_session_is_refused(open_toy: Open, tmp_pa
         open_toy().load(tmp_path / "x.kvos")
 
 
+def with_header(saved: Path, text: str) -> None:
+    """Give a saved session another description, with a right digest."""
+    from safetensors.torch import load_file, save_file
+
+    digest = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    save_file(load_file(saved), saved, {"kvos": text, "kvos_digest": digest})
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"x"', "{}", "", '{"format": 1}', "[" * 100_000])
+def test_a_description_that_is_none_is_refused(open_toy: Open, saved: Path, text: str) -> None:
+    with_header(saved, text)
+    runtime = open_toy()
+    with pytest.raises(SessionFileDamagedError, match=r"victim\.kvos"):
+        runtime.load(saved)
+    assert runtime.sessions() == ()
+
+
+@pytest.mark.parametrize("key", ["format", "model", "model_name", "numeric_class", "manifest", "digests"])
+@pytest.mark.parametrize("value", [None, 5, [], {}, ["x"]])
+def test_a_description_with_a_field_of_another_type_is_refused(
+    open_toy: Open, saved: Path, key: str, value: object
+) -> None:
+    with safe_open(saved, framework="pt") as file:
+        header = json.loads(file.metadata()["kvos"])
+    with_header(saved, json.dumps(header | {key: value}))
+    with pytest.raises(SessionFileDamagedError, match=r"victim\.kvos"):
+        open_toy().load(saved)
+
+
 def test_parts_of_two_files_are_not_mixed(open_toy: Open, tmp_path: Path) -> None:
     """Keys and values of another session of the same length, under the header of this one."""
     runtime = open_toy()
@@ -245,15 +277,68 @@ def test_a_killed_writer_leaves_the_old_session_or_the_new_one(tmp_path: Path, r
     assert seen["left"], "no kill hit an unfinished file: this test shows nothing"
 
 
-def test_unfinished_files_of_the_dead_are_swept_and_those_of_the_living_are_not(open_toy: Open, saved: Path) -> None:
-    old, young, other = (saved.parent / name for name in (
-        ".victim.kvos.abc.unfinished", ".victim.kvos.def.unfinished", ".bystander.kvos.abc.unfinished",
-    ))  # fmt: skip
-    for path in (old, young, other):
-        path.write_bytes(b"half")
+def test_what_the_dead_left_is_swept_and_what_the_living_write_is_not(open_toy: Open, saved: Path) -> None:
+    folder = saved.parent
     long_ago = time.time() - STALE_SECONDS - 60
-    for path in (old, other):
-        os.utime(path, (long_ago, long_ago))
+
+    def left(name: str, *files: str, at: float | None = None) -> Path:
+        """A folder with files, or a file if there are none, from then on untouched."""
+        path = folder / name
+        if files:
+            path.mkdir()
+        for one in [path / file for file in files] or [path]:
+            one.write_bytes(b"half")
+        for one in [*path.glob("*"), path] if at else []:
+            os.utime(one, (at, at))
+        return path
+
+    old = [
+        left(".victim.kvos.abc_1234.unfinished", "session", at=long_ago),
+        left(".victim.kvos.def_1234.unfinished", ".tmpXYZ", at=long_ago),
+        left(".bystander.kvos.abc_1234.unfinished", ".tmpXYZ", "session", at=long_ago),
+        left(".from-an-older-kvos.kvos.abc_1234.unfinished", at=long_ago),
+    ]
+    young = [
+        left(".victim.kvos.ghi_1234.unfinished", ".tmpXYZ"),
+        left(".victim.kvos.jkl_1234.unfinished"),
+        left(".of-somebody-else.unfinished", "thesis.txt", at=long_ago),
+        left(".essay.unfinished", at=long_ago),
+        left(".notes.thursday.unfinished", "thesis.txt", at=long_ago),
+    ]
+    slow = left(".slow.kvos.abc_1234.unfinished", "session", at=long_ago)
+    os.utime(slow / "session")
     session = open_toy().load(saved)
     session.save(saved)
-    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+    assert [path.name for path in old if path.exists()] == []
+    assert all(path.exists() for path in [*young, slow])
+    assert (folder / ".of-somebody-else.unfinished" / "thesis.txt").exists()
+
+
+def test_all_that_is_unfinished_lies_in_a_private_folder(
+    open_toy: Open, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvos.runtime import session_file
+
+    seen: list[tuple[str, int]] = []
+
+    def interrupted(tensors: object, path: Path, metadata: object) -> None:
+        (path.parent / ".tmpXYZ").write_bytes(b"half")
+        seen.append((path.parent.name, stat.S_IMODE(path.parent.stat().st_mode)))
+        raise KeyboardInterrupt
+
+    session = open_toy().load(saved)
+    good = saved.read_bytes()
+    monkeypatch.setattr(session_file, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.save(saved)
+    [(name, mode)] = seen
+    assert (name.startswith(".victim.kvos."), name.endswith(".unfinished"), mode) == (True, True, 0o700)
+    assert not (saved.parent / name).exists()
+    assert saved.read_bytes() == good
+
+
+def test_a_file_name_may_be_as_long_as_the_file_system_takes(open_toy: Open, saved: Path) -> None:
+    path = saved.parent / ("x" * 250 + ".kvos")
+    runtime = open_toy()
+    runtime.load(saved).save(path)
+    assert runtime.load(path, name="again").tokens.tolist() == some_ids(TOKENS)

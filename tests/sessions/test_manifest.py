@@ -17,6 +17,7 @@ SPANS = (
 )
 MESSAGES = (Message("system", "sé"), Message("user", "⛴"), Message("assistant", None, '{"tool_calls": [1]}'))
 TEXT = "text\n⛴" * 8
+NESTED = 100_000
 MANIFEST = SessionManifest("a/b ⛴", "tenant", 20, 16, Transcript(MESSAGES, SPANS, TEXT, revision=7))
 
 
@@ -58,6 +59,9 @@ def changed(path: str, value: Any) -> str:
     changed("transcript.messages", [{"role": "user", "content": "x"}]), changed("transcript.messages.0", 5),
     changed("transcript.messages.0.role", "robot"), changed("transcript.messages.0.content", 5),
     changed("transcript.messages.2.extra", "{"), changed("transcript.text", 5),
+    changed("transcript.spans.0.version", []), changed("transcript.spans.0.version", {}),
+    changed("transcript.messages.2.extra", '{"a": ' + "[" * NESTED + "]" * NESTED + "}"),
+    "[" * NESTED, '{"a": ' * NESTED,
 ])  # fmt: skip
 def test_a_manifest_that_contradicts_itself_is_damaged(text: str) -> None:
     with pytest.raises(SessionFileDamagedError):

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvos.errors import InvalidMessageError
 from kvos.sessions import parse_messages
 
 CALL = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+def nested(depth: int) -> list[Any]:
+    innermost: list[Any] = []
+    for _ in range(depth):
+        innermost = [innermost]
+    return innermost
+
 
 WRONG: list[tuple[Any, str]] = [
     ([], "empty"), ("hello", "str"), (None, "NoneType"), (5, "int"), (b"bytes", "message 0"), ([5], "message 0"),
@@ -29,6 +38,11 @@ WRONG: list[tuple[Any, str]] = [
     ({"role": "user", "content": "x", "n": float("nan")}, "JSON"),
     ({"role": "user", "content": "x", "name": "a\ud800"}, "Unicode"),
     ({"role": "user", "content": "x", "s": {1}}, "JSON"),
+    ({"role": np.array(["user", "user"]), "content": "x"}, "role"), ({"role": 10**5000, "content": "x"}, "too large"),
+    ({"role": "user", "content": np.array(["a", "b"])}, "ndarray"), ({"role": "user", "content": 10**5000}, "int"),
+    ({"role": "assistant", "content": None, "tool_calls": np.array([1, 2])}, "JSON"),
+    ({"role": "user", "content": "x", "n": 10**5000}, "JSON"),
+    ({"role": "user", "content": "x", "deep": nested(100_000)}, "nested too deeply"),
     ([{"role": "user", "content": "fine"}, {"role": "user", "content": ""}], "message 1"),
 ]  # fmt: skip
 

@@ -185,6 +185,21 @@ def test_content_that_is_null_is_refused_by_a_template_that_joins_it() -> None:
         talk.append(USER, {"role": "assistant", "content": None, "tool_calls": [1]})
 
 
+@pytest.mark.parametrize("template", [
+    "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ [].pop() }}", "{{ {}.popitem() }}",
+    "{{ messages[0].content.encode('ascii', 'boo') }}", "{% for", "{{ messages.nothing.at_all }}", "{{ 'x' + 1 }}",
+])  # fmt: skip
+def test_a_template_that_fails_in_any_way_refuses_the_conversation(template: str) -> None:
+    with pytest.raises(InvalidMessageError, match=r"the model's chat template refuses this conversation: ."):
+        Conversation(tokenizer_with(template)).append({"role": "user", "content": "é"})
+
+
+@pytest.mark.parametrize("template", [CHATML, NEEDS_A_USER, "{{ messages[0]['content'] }}", "{{ 1 / 0 }}", "hello", ""])
+def test_a_reply_needs_a_message_whatever_the_template_thinks(template: str) -> None:
+    with pytest.raises(InvalidInputError, match="the session is empty; append a message first"):
+        ChatRenderer(tokenizer_with(template)).open_reply(Transcript())
+
+
 def test_a_tokenizer_without_a_template_says_what_to_do() -> None:
     with pytest.raises(UnsupportedModelError, match="append_tokens"):
         Conversation(tokenizer_with(None)).append(USER)

@@ -5,8 +5,10 @@ The format is described in ``kvos.runtime.session_file``, which writes it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from urllib.parse import quote, unquote
 from safetensors import SafetensorError, safe_open
 
 from kvos.cli.console import short_dtype
-from kvos.errors import SessionFileDamagedError, SessionNotFoundError
+from kvos.config import tenant_folder_name
+from kvos.errors import InvalidInputError, SessionFileDamagedError, SessionNotFoundError
 
-__all__ = ["SavedMessage", "SavedSummary", "find_saved", "list_saved", "summary_of"]
+__all__ = ["SavedMessage", "SavedSummary", "file_or_name", "find_saved", "list_saved", "summary_of"]
 
 SUFFIX = ".kvos"
 FORMAT = 1
@@ -56,9 +59,28 @@ class SavedSummary:
 
 
 def list_saved(home: Path, tenant: str) -> tuple[Path, ...]:
-    """Files of a tenant's saved sessions, newest first."""
-    files = _folder(home, tenant).glob(f"*{SUFFIX}")
-    return tuple(sorted(files, key=lambda path: path.stat().st_mtime, reverse=True))
+    """Files of a tenant's saved sessions, newest first; what is no regular file is left out."""
+    found = []
+    for path in _folder(home, tenant).glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, path))
+    return tuple(path for _, path in sorted(found, reverse=True))
+
+
+def file_or_name(text: str) -> str | Path:
+    """What a person means who types this: a file, if there is a ``/`` in it or ``.kvos`` at its end; else a saved name.
+
+    Raises:
+        InvalidInputError: it is below the home folder of somebody whom this machine does not know.
+    """
+    if "/" not in text and not text.endswith(SUFFIX):
+        return text
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise InvalidInputError(f"{text!r} is no path on this machine: {error}") from error
 
 
 def find_saved(name: str, home: Path, tenant: str) -> Path:
@@ -67,11 +89,13 @@ def find_saved(name: str, home: Path, tenant: str) -> Path:
     Raises:
         SessionNotFoundError: there is none; the text says which there are.
     """
-    path = Path(name).expanduser() if name.endswith(SUFFIX) else _folder(home, tenant) / (quote(name, safe="") + SUFFIX)
-    if not path.is_file():
-        known = ", ".join(saved_name(one) for one in list_saved(home, tenant)) or "none"
-        raise SessionNotFoundError(f"no session is saved as {name!r}; saved are: {known}")
-    return path
+    named = _folder(home, tenant) / (quote(name, safe="", errors="surrogatepass") + SUFFIX)
+    for path in (named, file_or_name(name) if name.endswith(SUFFIX) else named):
+        with contextlib.suppress(OSError):  # a name that is too long for a file is nobody's
+            if isinstance(path, Path) and path.is_file():
+                return path
+    known = ", ".join(saved_name(one) for one in list_saved(home, tenant)) or "none"
+    raise SessionNotFoundError(f"no session is saved as {name!r}; saved are: {known}")
 
 
 def saved_name(path: Path) -> str:
@@ -93,17 +117,23 @@ def summary_of(path: Path) -> SavedSummary:
     text = metadata.get("kvos", "")
     if hashlib.blake2b(text.encode(), digest_size=32).hexdigest() != metadata.get("kvos_digest"):
         raise SessionFileDamagedError(f"the description in {path} is not what kvos wrote")
-    header: dict[str, Any] = json.loads(text)
+    try:
+        return _summary(path, json.loads(text))
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise SessionFileDamagedError(f"the description in {path} cannot be read: {error!r}") from error
+
+
+def _summary(path: Path, header: dict[str, Any]) -> SavedSummary:
     if header["format"] != FORMAT:
         raise SessionFileDamagedError(f"{path} has format {header['format']}; this kvos reads format {FORMAT}")
     manifest, status = json.loads(header["manifest"]), path.stat()
     return SavedSummary(
         name=saved_name(path),
         path=path,
-        model=header["model_name"],
-        dtype=short_dtype(header["numeric_class"]),
-        tokens=manifest["num_tokens"],
-        computed=manifest["num_computed"],
+        model=_text(header["model_name"]),
+        dtype=short_dtype(_text(header["numeric_class"])),
+        tokens=_count(manifest["num_tokens"]),
+        computed=_count(manifest["num_computed"]),
         messages=_messages(manifest["transcript"]),
         saved_at=status.st_mtime,
         size=status.st_size,
@@ -115,10 +145,22 @@ def _messages(transcript: dict[str, Any]) -> tuple[SavedMessage, ...]:
     spans, messages = transcript["spans"], transcript["messages"]
     texts = [message["content"] or message["extra"] for message in messages] or ["(raw tokens)"] * len(spans)
     return tuple(
-        SavedMessage(span["role"], span["kind"], text, span["end"] - span["start"])
+        SavedMessage(_text(span["role"]), _text(span["kind"]), _text(text), _count(span["end"] - span["start"]))
         for span, text in zip(spans, texts, strict=True)
     )
 
 
 def _folder(home: Path, tenant: str) -> Path:
-    return home / "sessions" / tenant.encode().hex()
+    return home / "sessions" / tenant_folder_name(tenant)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r:.40} is not a whole number")
+    return value

@@ -133,7 +133,7 @@ def open_manifest(folder: Path, name: str) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
         manifest = _manifest_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _damaged(name, path, f"it can't be read ({type(error).__name__})") from error
     if manifest.format != MANIFEST_FORMAT:
         raise _damaged(name, path, f"it has format {manifest.format}, this kvos reads {MANIFEST_FORMAT}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from kvos.config import tenant_folder_name
 from kvos.engine import Engine
 from kvos.errors import EngineStoppedError, InvalidInputError
 from kvos.runtime.session_file import FileSessionStore
@@ -20,9 +20,6 @@ __all__ = ["RuntimeParts"]
 
 MAX_NAME = 200
 """Characters of a session's or tenant's name."""
-
-LONGEST_HEX = 200
-"""File systems take 255 bytes for a folder's name."""
 
 
 class RuntimeParts:
@@ -60,7 +57,7 @@ class RuntimeParts:
 
     def store(self, tenant: str) -> SessionStore:
         """Where a tenant's sessions are saved by name. Any thread."""
-        return FileSessionStore(self._sessions_folder / _folder_name(check_name("tenant", tenant)))
+        return FileSessionStore(self._sessions_folder / tenant_folder_name(check_name("tenant", tenant)))
 
     def open_session(self, core: EngineCore, name: str | None, tenant: str) -> CacheSession:
         """A new empty session. Engine thread."""
@@ -87,9 +84,3 @@ def check_name(what: str, name: str) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidInputError(f"a {what}'s name is 1 to {MAX_NAME} printable characters, got {name!r}")
     return name
-
-
-def _folder_name(tenant: str) -> str:
-    """A folder's name that no other tenant gets: the bytes of the name in hex, or a digest of a long one."""
-    name = tenant.encode().hex()
-    return name if len(name) <= LONGEST_HEX else "long-" + hashlib.sha256(tenant.encode()).hexdigest()

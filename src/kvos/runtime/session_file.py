@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import json
 import os
@@ -42,6 +41,11 @@ FORMAT = 1
 STALE_SECONDS = 3600
 """Age from which an unfinished file cannot be somebody's who is still writing."""
 
+UNFINISHED = ".unfinished"
+UNFINISHED_NAME = "session"
+LONGEST_SHOWN = 40
+"""Characters of a session's file name in the name of the folder where it is written."""
+
 LONGEST_FILE_NAME = 200
 """A space takes three characters in a file's name, of which file systems take 255."""
 
@@ -52,8 +56,10 @@ def write_session(path: Path, session: SavedSession) -> None:
     """Write ``session`` to ``path`` with mode 0600, in place of what was there. A crash leaves the old file or the new.
 
     Raises:
+        InvalidInputError: no file can have that path.
         OSError: the disk's; nothing was replaced.
     """
+    _check_path(path)
     tensors = {"tokens": torch.from_numpy(np.array(session.tokens, np.int32))}
     for layer, (key, value) in enumerate(zip(session.keys, session.values, strict=True)):
         tensors[f"k.{layer}"], tensors[f"v.{layer}"] = key.contiguous(), value.contiguous()
@@ -81,9 +87,11 @@ def read_session(path: Path) -> SavedSession:
     """The pair of ``write_session``.
 
     Raises:
+        InvalidInputError: no file can have that path.
         SessionNotFoundError: there is no such file.
         SessionFileDamagedError: it is not a session, or what a session can't do without is damaged.
     """
+    _check_path(path)
     if not path.is_file():
         raise SessionNotFoundError(f"there is no saved session at {path}")
     try:
@@ -94,7 +102,7 @@ def read_session(path: Path) -> SavedSession:
         raise SessionFileDamagedError(f"{path} cannot be read as a session: {error}") from error
     try:
         return _parse(path, header, tensors)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise SessionFileDamagedError(f"the description in {path} cannot be read: {error!r}") from error
 
 
@@ -102,17 +110,21 @@ def _parse(path: Path, header: dict[str, Any], tensors: dict[str, torch.Tensor])
     digests: dict[str, str] = header["digests"]
     if "tokens" not in tensors or _digest(tensors["tokens"]) != digests["tokens"]:
         raise SessionFileDamagedError(f"the tokens in {path} are not what was written")
-    manifest = SessionManifest.from_json(header["manifest"])
+    try:
+        manifest = SessionManifest.from_json(header["manifest"])
+    except SessionFileDamagedError as error:
+        raise SessionFileDamagedError(f"{path} cannot be used: {error}") from error
     tokens = tensors["tokens"].numpy()
     if tokens.dtype != np.int32 or tokens.shape != (manifest.num_tokens,):
         raise SessionFileDamagedError(f"{path} holds {tokens.shape} tokens, its manifest says {manifest.num_tokens}")
+    model, model_name, numeric_class = (_text_of(header, key) for key in ("model", "model_name", "numeric_class"))
     problem = _kv_problem(tensors, digests)
     layers = range(len(digests) // 2) if problem is None else range(0)
     return SavedSession(
         manifest=manifest,
-        model=header["model"],
-        model_name=header["model_name"],
-        numeric_class=header["numeric_class"],
+        model=model,
+        model_name=model_name,
+        numeric_class=numeric_class,
         tokens=tokens,
         keys=[tensors[f"k.{layer}"] for layer in layers],
         values=[tensors[f"v.{layer}"] for layer in layers],
@@ -139,7 +151,7 @@ class FileSessionStore:
         return read_session(path)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(unquote(path.stem) for path in self._folder.glob(f"*{SESSION_SUFFIX}")))
+        return tuple(sorted(unquote(path.stem) for path in self._folder.glob(f"*{SESSION_SUFFIX}") if path.is_file()))
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -163,10 +175,30 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise SessionFileDamagedError(f"{path} is not a session that kvos saved")
     if _text_digest(text) != metadata.get("kvos_digest"):
         raise SessionFileDamagedError(f"the description in {path} is not what was written")
-    header: dict[str, Any] = json.loads(text)
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise SessionFileDamagedError(f"the description in {path} is a {type(header).__name__}; expected an object")
     if header.get("format") != FORMAT:
         raise SessionFileDamagedError(f"{path} has format {header.get('format')}; this kvos reads format {FORMAT}")
     return header
+
+
+def _text_of(header: dict[str, Any], key: str) -> str:
+    if not isinstance(header[key], str):
+        raise ValueError(f"{key} is not a text")
+    return str(header[key])
+
+
+def _check_path(path: Path) -> None:
+    """Raises InvalidInputError if no file system takes such a path."""
+    try:
+        path.lstat()
+    except ValueError as error:
+        raise InvalidInputError(f"{str(path)[:100]!r} cannot be the path of a session file: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            shown = f"{str(path)[:100]!r}... ({len(str(path))} characters)"
+            raise InvalidInputError(f"{shown} is too long for the path of a session file; use a shorter one") from error
 
 
 def _kv_problem(tensors: dict[str, torch.Tensor], digests: dict[str, str]) -> str | None:
@@ -190,29 +222,53 @@ def _text_digest(text: str) -> str:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place, safely on disk, when the block ends well."""
-    _sweep(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)  # mode 0600
-    os.close(handle)
-    unfinished = Path(name)
+    """A file in a private folder beside ``path``; it takes ``path``'s place, safely on disk, when the block ends well.
+
+    In a folder, because the library that writes it has temporary files of its own.
+    """
+    _sweep(path.parent)
+    # The name is cut, so that the longest one that a file may have is not too long with what is added to it.
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:LONGEST_SHOWN]}.", suffix=UNFINISHED, dir=path.parent))
     try:
+        unfinished = folder / UNFINISHED_NAME
         yield unfinished
         unfinished.chmod(0o600)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        _sync_folder(path.parent)
+    finally:
+        _remove_unfinished(folder)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what a killed process left behind while it wrote ``path``."""
-    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left in ``folder`` while they wrote sessions."""
+    for unfinished in folder.glob(f".*.????????{UNFINISHED}"):  # eight characters: mkdtemp
         with contextlib.suppress(OSError):
-            if time.time() - unfinished.stat().st_mtime > STALE_SECONDS:
-                unfinished.unlink()
+            if time.time() - _last_written(unfinished) > STALE_SECONDS:
+                _remove_unfinished(unfinished)
+
+
+def _last_written(unfinished: Path) -> float:
+    """Seconds since the epoch."""
+    inside = _files_in(unfinished)
+    return max(path.lstat().st_mtime for path in (unfinished, *inside))
+
+
+def _remove_unfinished(unfinished: Path) -> None:
+    """Remove a private folder with what it holds, or a file. A folder with anything else in it is not ours."""
+    with contextlib.suppress(OSError):
+        if unfinished.is_symlink() or not unfinished.is_dir():
+            unfinished.unlink()
+            return
+        for path in _files_in(unfinished):
+            path.unlink(missing_ok=True)
+        unfinished.rmdir()
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    """Of a private folder: the file, and the temporary one of the library that writes it."""
+    return (*folder.glob(UNFINISHED_NAME), *folder.glob(".tmp*"))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from kvos.errors import InvalidInputError
+from kvos.types import shown
 
 __all__ = ["SamplingParams"]
 
@@ -55,13 +56,14 @@ class SamplingParams:
         _require("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1)
         _require("min_p", self.min_p, "from 0 to 1", 0 <= self.min_p <= 1)
         _require("repetition_penalty", self.repetition_penalty, "above 0", 0 < self.repetition_penalty < math.inf)
-        seed_fits = self.seed is None or self.seed < 2**63
-        _require("seed", self.seed, "from 0 to 2**63 - 1", seed_fits)
+        for name in ("max_tokens", "top_k", "seed"):
+            number = getattr(self, name)
+            _require(name, number, "below 2**63", number is None or number < 2**63)
         _require("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
-        listed = (self.stop,) if isinstance(self.stop, str) else self.stop
-        are_texts = isinstance(listed, Iterable) and all(isinstance(text, str) and text for text in listed)
-        _require("stop", self.stop, "non-empty strings", are_texts)
-        object.__setattr__(self, "stop", tuple(listed))
+        _require("stop", self.stop, "non-empty strings", isinstance(self.stop, Iterable))
+        listed = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        _require("stop", self.stop, "non-empty strings", all(isinstance(text, str) and text for text in listed))
+        object.__setattr__(self, "stop", listed)
 
     def _whole_number(self, name: str, lowest: int) -> None:
         value = getattr(self, name)
@@ -78,7 +80,11 @@ class SamplingParams:
     def _number(self, name: str) -> None:
         value = getattr(self, name)
         _require(name, value, "a number", isinstance(value, Real) and not isinstance(value, bool))
-        object.__setattr__(self, name, float(value))
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        object.__setattr__(self, name, number)
 
     @property
     def is_greedy(self) -> bool:
@@ -87,4 +93,4 @@ class SamplingParams:
 
 def _require(name: str, value: object, expected: str, is_met: bool) -> None:  # noqa: FBT001 - private, read as a phrase
     if not is_met:
-        raise InvalidInputError(f"{name} is {value!r}; it must be {expected}")
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be {expected}")

@@ -46,7 +46,7 @@ class SessionManifest:
         try:
             manifest = cls._parse(json.loads(text))
             manifest._check()
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise SessionFileDamagedError(f"the session's manifest cannot be read: {error!r}") from error
         return manifest
 
@@ -69,6 +69,7 @@ class SessionManifest:
         numbers = (self.num_computed, self.num_tokens, *edges, *text_edges)
         rules = (
             (all(isinstance(text, str) for text in texts), "a text is not a text"),
+            (all(span.version is None or isinstance(span.version, str) for span in spans), "a version is not a text"),
             (all(type(number) is int for number in numbers), "a count is not a whole number"),
             (all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False)), "gaps"),
             (all(span.id == number for number, span in enumerate(spans)), "spans out of order"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvos.errors import InvalidMessageError
+from kvos.types import shown
 
 __all__ = ["ROLES", "Message", "MessageInput", "parse_messages"]
 
@@ -63,22 +64,30 @@ def _parse(number: int, message: Mapping[str, Any]) -> Message:
     if not isinstance(message, Mapping):
         raise InvalidMessageError(f"{where} is a {type(message).__name__}; expected a dict with role and content")
     role = message.get("role")
-    if role not in ROLES:
-        raise InvalidMessageError(f"{where} has the role {role!r}; expected one of {', '.join(ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidMessageError(f"{where} has the role {shown(role)}; expected one of {', '.join(ROLES)}")
     content = message.get("content")
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
+    where = f"{where} ({role})"
+    packed = _pack(where, extra)
     if content is None and not (role == "assistant" and extra.get("tool_calls")):
-        raise InvalidMessageError(f"{where} ({role}) has null content; only an assistant's tool calls may")
-    if content == "" and role not in MAY_BE_EMPTY:
-        raise InvalidMessageError(f"{where} ({role}) has empty content")
+        raise InvalidMessageError(f"{where} has null content; only an assistant's tool calls may")
     if content is not None:
-        _check_text(f"{where} ({role})", content)
+        _check_text(where, content)
+    if content == "" and role not in MAY_BE_EMPTY:
+        raise InvalidMessageError(f"{where} has empty content")
+    return Message(str(role), content, packed)
+
+
+def _pack(where: str, extra: dict[Any, Any]) -> str:
     try:
         packed = json.dumps(extra, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise InvalidMessageError(f"{where} has a field that is nested too deeply; make it flatter") from error
     except (TypeError, ValueError) as error:
-        raise InvalidMessageError(f"{where} ({role}) has a field that is not JSON: {error}") from error
-    _check_text(f"{where} ({role})", packed)
-    return Message(str(role), content, packed)
+        raise InvalidMessageError(f"{where} has a field that is not JSON: {error}") from error
+    _check_text(where, packed)
+    return packed
 
 
 def _check_text(where: str, content: object) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import jinja2
 import numpy as np
 
 from kvos.errors import InvalidInputError, InvalidMessageError, SessionBusyError, UnsupportedModelError
@@ -98,8 +97,15 @@ class ChatRenderer:
         return self._extend(held, everything, text, ends, kinds)
 
     def open_reply(self, held: Transcript) -> Extension:
-        """Add the template's generation prompt as an assistant span that is still open (without a message)."""
+        """Add the template's generation prompt as an assistant span that is still open (without a message).
+
+        Raises:
+            InvalidInputError: the session is empty, or holds raw tokens.
+            InvalidMessageError, SessionBusyError, UnsupportedModelError: as for ``append``.
+        """
         _check_chat(held)
+        if not held.messages:
+            raise InvalidInputError("the session is empty; append a message first")
         text = self._render(held.messages, add_generation_prompt=True)
         ends = [*self._message_ends(held.messages, self._render(held.messages), held), len(text)]
         return self._extend(held, held.messages, text, ends, [(SpanKind.ASSISTANT, "assistant", None)])
@@ -142,8 +148,11 @@ class ChatRenderer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise InvalidMessageError(f"the model's chat template refuses this conversation: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is somebody's program, and may fail in any way
+            what = str(error) or type(error).__name__
+            raise InvalidMessageError(f"the model's chat template refuses this conversation: {what}") from error
         return str(text)
 
     def _message_ends(self, messages: Sequence[Message], text: str, held: Transcript) -> list[int]:

@@ -44,7 +44,10 @@ def chat(
         typer.Option("--system-file", metavar="FILE", exists=True, dir_okay=False, help="The same, from a file."),
     ] = None,
     load: Annotated[
-        str | None, typer.Option("--load", metavar="NAME", help="Go on with a saved session, or a .kvos file.")
+        str | None,
+        typer.Option(
+            "--load", metavar="NAME", help="Go on with a saved session (a NAME with / or .kvos in it is a file)."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Longest reply, in tokens.")] = 512,
     temperature: Annotated[

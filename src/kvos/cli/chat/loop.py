@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 
 from kvos.cli.chat.lines import ReadLine
@@ -11,6 +9,7 @@ from kvos.cli.chat.reply import stream_reply
 from kvos.cli.chat.slash import obey
 from kvos.cli.chat.state import Chat
 from kvos.cli.console import human_bytes, printable, short_dtype
+from kvos.cli.saved import file_or_name
 from kvos.errors import KvosError
 from kvos.runtime import Runtime
 from kvos.serving import SamplingParams
@@ -46,7 +45,7 @@ class ChatLoop:
         messages = None if system is None else {"role": "system", "content": system}
         session = runtime.session("main", messages=messages) if load is None else None
         if session is None:
-            session = runtime.load(Path(str(load)) if str(load).endswith(".kvos") else str(load))
+            session = runtime.load(file_or_name(str(load)))
         self._chat = Chat(runtime, console, session, sampling or SamplingParams(), system)
 
     def run(self) -> None:

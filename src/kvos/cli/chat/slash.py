@@ -13,6 +13,7 @@ from rich.text import Text
 from kvos.cli.chat.inspect import show_block, show_blocks
 from kvos.cli.chat.state import Chat
 from kvos.cli.console import counted
+from kvos.cli.saved import file_or_name
 from kvos.cli.stats_view import stats_view
 from kvos.errors import InvalidInputError
 
@@ -109,7 +110,7 @@ def _sessions(chat: Chat, _: str) -> None:
 
 
 def _save(chat: Chat, name: str) -> None:
-    target = _file_or_name(name)
+    target = file_or_name(name)
     if isinstance(target, Path) and not target.parent.is_dir():
         raise InvalidInputError(f"there is no folder {target.parent} to save into")
     chat.session.save(target)
@@ -118,7 +119,7 @@ def _save(chat: Chat, name: str) -> None:
 
 
 def _load(chat: Chat, name: str) -> None:
-    target = _file_or_name(name)
+    target = file_or_name(name)
     stem = target.stem if isinstance(target, Path) else target
     chat.session = chat.runtime.load(target, name=chat.free_name(stem))
     report = chat.session.report()
@@ -175,11 +176,6 @@ def snippet(text: str, limit: int = SNIPPET) -> str:
     """The beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def _file_or_name(text: str) -> str | Path:
-    is_file = text.endswith(".kvos") or "/" in text
-    return Path(text).expanduser() if is_file else text
 
 
 SLASH_COMMANDS = (
