@@ -14,7 +14,7 @@ from kvos.runtime.session_file import FileSessionStore
 from kvos.sequences import BlockManager, PrefixRoot, SequenceCache
 from kvos.serving import EngineCore, EngineThread
 from kvos.sessions import CacheSession, ChatRenderer, SessionLimits, SessionStore
-from kvos.types import OwnerId, SessionId
+from kvos.types import OwnerId, SessionId, shown
 
 __all__ = ["RuntimeParts"]
 
@@ -82,5 +82,5 @@ class RuntimeParts:
 def check_name(what: str, name: str) -> str:
     """Raises InvalidInputError unless ``name`` is text that can name a session or a tenant."""
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidInputError(f"a {what}'s name is 1 to {MAX_NAME} printable characters, got {name!r}")
+        raise InvalidInputError(f"a {what}'s name is 1 to {MAX_NAME} printable characters, got {shown(name)}")
     return name

@@ -241,6 +241,8 @@ def open_runtime(
     """
     if config is not None and settings:
         raise InvalidConfigError("give either a KvosConfig or single settings, not both")
+    if config is not None and not isinstance(config, KvosConfig):
+        raise InvalidConfigError(f"config is a {type(config).__name__}; expected a KvosConfig")
     chosen = KvosConfig.from_env(**settings) if config is None else config
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)

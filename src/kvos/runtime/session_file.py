@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 
 from kvos.errors import InvalidInputError, SessionFileDamagedError, SessionNotFoundError
 from kvos.sessions import SavedSession, SessionManifest
+from kvos.types import shown
 
 __all__ = ["SESSION_SUFFIX", "FileSessionStore", "read_session", "write_session"]
 
@@ -163,7 +164,7 @@ class FileSessionStore:
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or len(quote(name, safe="")) > LONGEST_FILE_NAME:
             raise InvalidInputError(
-                f"{name!r} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', '_' and "
+                f"{shown(name)} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', '_' and "
                 "'-', beginning with a letter or digit"
             )
         return self._folder / f"{quote(name, safe='')}{SESSION_SUFFIX}"
