@@ -164,8 +164,8 @@ class FileSessionStore:
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or len(quote(name, safe="")) > LONGEST_FILE_NAME:
             raise InvalidInputError(
-                f"{shown(name)} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', '_' and "
-                "'-', beginning with a letter or digit"
+                f"{shown(name)} cannot be the name of a saved session; use up to 120 letters, digits, spaces, '.', "
+                "'_' and '-', beginning with a letter or digit"
             )
         return self._folder / f"{quote(name, safe='')}{SESSION_SUFFIX}"
 
@@ -198,8 +198,10 @@ def _check_path(path: Path) -> None:
         raise InvalidInputError(f"{str(path)[:100]!r} cannot be the path of a session file: {error}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            shown = f"{str(path)[:100]!r}... ({len(str(path))} characters)"
-            raise InvalidInputError(f"{shown} is too long for the path of a session file; use a shorter one") from error
+            beginning = f"{str(path)[:100]!r}... ({len(str(path))} characters)"
+            raise InvalidInputError(
+                f"{beginning} is too long for the path of a session file; use a shorter one"
+            ) from error
 
 
 def _kv_problem(tensors: dict[str, torch.Tensor], digests: dict[str, str]) -> str | None:
