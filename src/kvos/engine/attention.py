@@ -1,12 +1,19 @@
 """The attention and mask functions that kvos registers with Transformers, under the name ``kvos``.
 
-The model's attention modules look the function up by that name and call it once per layer; the batch reaches it as a
-keyword argument of the model's forward. This is the generic path: any device, any dtype, plain PyTorch. It is the
-reference that compiled kernels are tested against.
+The model's attention modules look the function up by that name and call it once per layer. The batch reaches it in a
+context variable, not as a keyword of the model's forward: some models drop keywords on the way. This is the generic
+path: any device, any dtype, plain PyTorch. It is the reference that compiled kernels are tested against.
+
+What a layer needs (scale of the scores, sliding window, soft cap, sinks) is taken from the keywords of its call, never
+guessed from the config.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,21 +23,29 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan, SlotIndex
+from kvos.engine.scores import attend
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 
-__all__ = ["ATTENTION_NAME", "FORWARD_KEYWORD", "DecodeKernel", "PackedForward", "register"]
+__all__ = [
+    "ATTENTION_NAME",
+    "DecodeKernel",
+    "Forward",
+    "LayerCall",
+    "PackedForward",
+    "register",
+    "running",
+]
 
 ATTENTION_NAME = "kvos"
-FORWARD_KEYWORD = "kvos_forward"
 
 _HARMLESS_KEYWORDS = frozenset(
     {
-        FORWARD_KEYWORD,
         "cache",
         "cache_position",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "past_key_values",
         "position_ids",
         "return_dict",
@@ -38,6 +53,50 @@ _HARMLESS_KEYWORDS = frozenset(
     }
 )
 """Keywords that do not change what attention computes here. Any other one must be None."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What an attention layer asks for in its call.
+
+    Attributes:
+        scale: of the scores.
+        window: a row sees the last so many tokens, itself included; None for all.
+        softcap: see ``scores.attend``; None for none.
+        sinks: ``[heads]``, see ``scores.attend``; None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but scaled scores over all tokens."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+
+class Forward(Protocol):
+    """What the attention calls of one forward go to."""
+
+    def attend(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: LayerCall
+    ) -> torch.Tensor:
+        """From ``[1, heads or kv_heads, rows, dim]`` each to ``[1, rows, heads, v_dim]``."""
+
+
+_running: ContextVar[Forward | None] = ContextVar("kvos_forward", default=None)
+
+
+@contextmanager
+def running(forward: Forward) -> Iterator[None]:
+    """Attention calls of this thread go to ``forward`` within the block."""
+    token = _running.set(forward)
+    try:
+        yield
+    finally:
+        _running.reset(token)
 
 
 class DecodeKernel(Protocol):
@@ -72,31 +131,36 @@ class PackedForward:
         self._next_layer = 0
 
     def attend(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
         """Store this layer's keys and values, then attend.
 
         Args:
             module: the attention module that calls; its ``layer_idx`` must be the layer that is due.
             query: ``[1, heads, rows, k_dim]``; key and value likewise with the KV heads.
-            scaling: of the scores; None means one over the root of ``k_dim``.
+            call: what the layer asks for.
 
         Returns:
             ``[1, rows, heads, v_dim]``.
+
+        Raises:
+            EngineContractError: another layer was due, or it asks for what the compiled kernel lacks.
         """
         layer = self._enter(module, query, key)
+        if self._kernel is not None and not call.is_plain:
+            raise EngineContractError(f"layer {layer} asks for more than the compiled attention kernel has: {call}")
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         queries = query[0].transpose(0, 1)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         out = query.new_empty((*queries.shape[:2], values.shape[-1]))
         if self._kernel is not None:
-            self._kernel.attend(layer, queries, keys, values, scale, out)
+            self._kernel.attend(layer, queries, keys, values, call.scale, out)
         if self._plan.writes is not None:
             self._store(self._plan.writes, layer, keys, values)
-        for chunk in self._plan.chunks:
-            _attend_chunk(chunk, layer, queries, keys, values, scale, out)
-        for group in self._plan.decodes:
-            _attend_decodes(group, layer, queries, scale, out)
+        reads = self._plan.reads(call.window)
+        for chunk in reads.chunks:
+            _attend_chunk(chunk, layer, queries, keys, values, call, out)
+        for group in reads.decodes:
+            _attend_decodes(group, layer, queries, call, out)
         return out[None]
 
     def _store(self, writes: SlotIndex, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -144,31 +208,47 @@ def _attend_chunk(
     queries: torch.Tensor,
     new_keys: torch.Tensor,
     new_values: torch.Tensor,
-    scale: float,
+    call: LayerCall,
     out: torch.Tensor,
 ) -> None:
     rows = slice(chunk.start, chunk.stop)
     keys, values = (new_keys[rows], new_values[rows]) if chunk.index is None else chunk.index.read(layer)
     for tile in chunk.tiles:
         inside = slice(chunk.start + tile.start, chunk.start + tile.stop)
-        attended = scaled_dot_product_attention(
+        seen = slice(tile.first_key, tile.last_key)
+        attended = attend(
             queries[inside].transpose(0, 1)[None],
-            keys[: tile.context].transpose(0, 1)[None],
-            values[: tile.context].transpose(0, 1)[None],
-            attn_mask=tile.mask,
-            is_causal=tile.mask is None,
-            scale=scale,
-            enable_gqa=True,
+            keys[seen].transpose(0, 1)[None],
+            values[seen].transpose(0, 1)[None],
+            scale=call.scale,
+            mask=None if tile.mask is None else tile.mask[None, None],
+            causal=tile.mask is None,
+            softcap=call.softcap,
+            sinks=call.sinks,
         )
         out[inside] = attended[0].transpose(0, 1)
 
 
-def _attend_decodes(group: DecodePlan, layer: int, queries: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """Grouped queries ``[sequences, kv_heads, group, k_dim]`` against ``[sequences, kv_heads, width, k_dim]``."""
+def _attend_decodes(group: DecodePlan, layer: int, queries: torch.Tensor, call: LayerCall, out: torch.Tensor) -> None:
+    """One row of each sequence against ``[sequences, kv_heads, width, k_dim]``."""
     keys, values = (kv.unflatten(0, (-1, group.width)).transpose(1, 2) for kv in group.index.read(layer))
-    rows = queries.index_select(0, group.rows).unflatten(1, (keys.shape[1], -1))
-    attended = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask, scale=scale)
-    out.index_copy_(0, group.rows, attended.flatten(1, 2))
+    rows = queries.index_select(0, group.rows)
+    if call.softcap is None and call.sinks is None:
+        # Query heads of one KV head as its rows: the fused kernel reads keys and values once for all of them.
+        grouped = rows.unflatten(1, (keys.shape[1], -1))
+        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=call.scale)
+        out.index_copy_(0, group.rows, attended.flatten(1, 2))
+        return
+    attended = attend(
+        rows[:, :, None],
+        keys,
+        values,
+        scale=call.scale,
+        mask=group.mask,
+        softcap=call.softcap,
+        sinks=call.sinks,
+    )
+    out.index_copy_(0, group.rows, attended.squeeze(2))
 
 
 def _attention(
@@ -180,20 +260,23 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,  # noqa: FBT001 - the library calls it by name
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    forward = keywords.get(FORWARD_KEYWORD)
-    if not isinstance(forward, PackedForward):
+    forward = _running.get()
+    if forward is None:
         raise EngineContractError(
-            "attention ran without a kvos batch: the model object is in use by a kvos engine (close that first), "
-            f"or its forward does not hand keyword {FORWARD_KEYWORD!r} down to attention"
+            "attention ran without a kvos batch: the model object is in use by a kvos engine (close that first)"
         )
     if attention_mask is not None or dropout != 0.0 or is_causal is False:
         raise EngineContractError("attention got a mask, dropout, or a non-causal request, which kvos would ignore")
     unknown = [name for name, given in keywords.items() if name not in _HARMLESS_KEYWORDS and given is not None]
     if unknown:
         raise EngineContractError(f"attention got keywords that kvos does not know: {', '.join(unknown)}")
-    return forward.attend(module, query, key, value, scaling), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return forward.attend(module, query, key, value, LayerCall(scale, sliding_window, softcap, s_aux)), None
 
 
 def _mask(*_: Any, **__: Any) -> None:

@@ -16,7 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
 from kvos.engine.plan import check_batch, context_slots
-from kvos.engine.support import check_model, layout_of
+from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.support import check_model, context_of
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 
@@ -45,10 +46,7 @@ class DynamicCacheEngine(Engine):
     def __init__(self, model: PreTrainedModel, *, block_size: int = 16, model_name: str = "model") -> None:
         dtype = check_model(model)
         config = model.config
-        self.layout = layout_of(config, block_size, dtype)
-        self.info = EngineInfo(
-            model_name, config.vocab_size, config.max_position_embeddings, config.num_hidden_layers, dtype
-        )
+        self.info = EngineInfo(model_name, config.vocab_size, context_of(config), config.num_hidden_layers, dtype)
         self._model = model
         self._pool: BlockPool | None = None
         self._identity: str | None = None
@@ -56,6 +54,11 @@ class DynamicCacheEngine(Engine):
         self._was_training = model.training
         self._closed = False
         model.eval()
+        try:
+            self.layout = layout_from(probe_layers(model), block_size, dtype)
+        except BaseException:
+            self.close()
+            raise
 
     def attach(self, pool: BlockPool) -> None:
         if pool.layout != self.layout:

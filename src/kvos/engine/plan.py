@@ -2,9 +2,12 @@
 
 ::
 
-    batch  ->  writes    where the new keys and values go
-               decodes   groups of sequences with one new row, of similar length, attended in one call
-               chunks    sequences with several new rows, one call each (more, when the chunk is long)
+    batch  ->  writes      where the new keys and values go
+               reads(w)    for layers with window w, None for full attention:
+                 decodes   groups of sequences with one new row, of similar length, attended in one call
+                 chunks    sequences with several new rows, one call each (more, when the chunk is long)
+
+A layer with a sliding window sees the last ``window`` tokens, itself included: what lies before is not even gathered.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import numpy.typing as npt
 import torch
 
 from kvos.engine.base import PackedBatch
+from kvos.engine.scores import additive
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 from kvos.types import SlotIds
 
-__all__ = ["BatchPlan", "ChunkPlan", "DecodePlan", "SlotIndex", "Tile", "check_batch", "context_slots"]
+__all__ = ["BatchPlan", "ChunkPlan", "DecodePlan", "ReadPlan", "SlotIndex", "Tile", "check_batch", "context_slots"]
 
 TILE_ROWS = 256
 """Rows of a chunk that are attended at once where a mask is needed: bounds the mask to ``TILE_ROWS * context``."""
@@ -124,11 +128,15 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows ``start`` to ``stop`` of a chunk see ``context`` tokens; ``mask`` ``[rows, context]`` or None: causal."""
+    """Rows ``start`` to ``stop`` of a chunk see keys ``first_key`` to ``last_key`` of its index.
+
+    ``mask`` is ``[rows, keys]``; None stands for causal: as many rows as keys.
+    """
 
     start: int
     stop: int
-    context: int
+    first_key: int
+    last_key: int
     mask: torch.Tensor | None
 
 
@@ -138,8 +146,8 @@ class ChunkPlan:
 
     Attributes:
         start, stop: its rows of the batch.
-        index: slots of its whole context; None when these rows are the whole context and all of them are written, so
-            that the keys and values at hand are the ones in the blocks.
+        index: slots of the context that its rows see; None when these rows are the whole context and all of them are
+            written, so that the keys and values at hand are the ones in the blocks.
         tiles: how the rows are cut.
     """
 
@@ -150,35 +158,57 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """A batch over a pool, ready for the layers.
+class ReadPlan:
+    """What layers of one window read.
 
     Attributes:
-        write_rows: rows to store, None for all of them.
-        writes: where they go; None when a compiled kernel stores them.
         decodes: groups of sequences with one row; empty when a compiled kernel does them.
         chunks: sequences with several rows.
     """
 
-    write_rows: torch.Tensor | None
-    writes: SlotIndex | None
     decodes: tuple[DecodePlan, ...]
     chunks: tuple[ChunkPlan, ...]
 
-    @classmethod
-    def of(cls, batch: PackedBatch, pool: BlockPool, *, compiled: bool = False) -> BatchPlan:
-        """Resolve a checked ``batch`` against ``pool``; ``compiled`` leaves writes and decodes to a compiled kernel."""
+
+class BatchPlan:
+    """A checked batch over a pool, ready for the layers.
+
+    Args:
+        compiled: writes and decodes are left to a compiled kernel.
+
+    Attributes:
+        write_rows: rows to store, None for all of them.
+        writes: where they go; None when a compiled kernel stores them.
+    """
+
+    def __init__(self, batch: PackedBatch, pool: BlockPool, *, compiled: bool = False) -> None:
+        self._batch = batch
+        self._pool = pool
+        self._compiled = compiled
+        self._longest = int(batch.context_lengths.max())
+        self._reads: dict[int | None, ReadPlan] = {}
+        self.write_rows: torch.Tensor | None = None
+        self.writes: SlotIndex | None = None
+        if not compiled:
+            if len(batch.write_rows) < batch.num_rows:
+                self.write_rows = torch.from_numpy(batch.write_rows).to(pool.device)
+            self.writes = SlotIndex(pool, batch.write_slots)
+
+    def reads(self, window: int | None) -> ReadPlan:
+        """For layers whose rows see the last ``window`` tokens; None for all of them. Made once per window."""
+        if window is not None and window >= self._longest:
+            window = None
+        plan = self._reads.get(window)
+        if plan is None:
+            plan = self._reads[window] = self._plan(window)
+        return plan
+
+    def _plan(self, window: int | None) -> ReadPlan:
+        batch, pool = self._batch, self._pool
         rows = np.diff(batch.query_starts)
-        chunks = tuple(_chunk(batch, pool, int(sequence)) for sequence in np.flatnonzero(rows > 1))
-        if compiled:
-            return cls(None, None, (), chunks)
-        every_row = len(batch.write_rows) == batch.num_rows
-        return cls(
-            write_rows=None if every_row else torch.from_numpy(batch.write_rows).to(pool.device),
-            writes=SlotIndex(pool, batch.write_slots),
-            decodes=tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1))),
-            chunks=chunks,
-        )
+        chunks = tuple(_chunk(batch, pool, int(sequence), window) for sequence in np.flatnonzero(rows > 1))
+        decodes = () if self._compiled else tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1), window))
+        return ReadPlan(decodes, chunks)
 
 
 def check_batch(batch: PackedBatch, pool: BlockPool) -> None:
@@ -221,53 +251,61 @@ def context_slots(table: npt.NDArray[np.int64], length: int, block_size: int) ->
     return np.asarray((blocks * block_size + np.arange(block_size)).reshape(-1)[:length], dtype=np.int64)
 
 
-def _decode_groups(batch: PackedBatch, pool: BlockPool, singles: npt.NDArray[np.int64]) -> Iterator[DecodePlan]:
-    by_length = singles[np.argsort(batch.context_lengths[singles], kind="stable")]
+def _decode_groups(
+    batch: PackedBatch, pool: BlockPool, singles: npt.NDArray[np.int64], window: int | None
+) -> Iterator[DecodePlan]:
+    seen = batch.context_lengths if window is None else np.minimum(batch.context_lengths, window)
+    by_length = singles[np.argsort(seen[singles], kind="stable")]
     group: list[int] = []
     for sequence in by_length:
-        if group and batch.context_lengths[sequence] > DECODE_LENGTH_RATIO * batch.context_lengths[group[0]]:
-            yield _decode_group(batch, pool, np.array(group))
+        if group and seen[sequence] > DECODE_LENGTH_RATIO * seen[group[0]]:
+            yield _decode_group(batch, pool, np.array(group), seen)
             group = []
         group.append(int(sequence))
     if group:
-        yield _decode_group(batch, pool, np.array(group))
+        yield _decode_group(batch, pool, np.array(group), seen)
 
 
-def _decode_group(batch: PackedBatch, pool: BlockPool, group: npt.NDArray[np.int64]) -> DecodePlan:
-    lengths = batch.context_lengths[group]
+def _decode_group(
+    batch: PackedBatch, pool: BlockPool, group: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]
+) -> DecodePlan:
+    lengths = seen[group]
     width = int(lengths.max())
     slots = np.empty((len(group), width), dtype=np.int64)
     for row, (sequence, length) in enumerate(zip(group, lengths, strict=True)):
-        own = context_slots(batch.block_tables[sequence], int(length), pool.layout.block_size)
+        context = int(batch.context_lengths[sequence])
+        own = context_slots(batch.block_tables[sequence], context, pool.layout.block_size)[context - length :]
         slots[row, : len(own)] = own
         slots[row, len(own) :] = own[0]
     mask = None
     if (lengths != width).any():
         hidden = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(pool.device)
-        mask = _additive(hidden, pool.layout.dtype)[:, None, None, :]
+        mask = additive(hidden, pool.layout.dtype)[:, None, None, :]
     rows = torch.from_numpy(batch.query_starts[group]).to(pool.device)
     return DecodePlan(rows, SlotIndex(pool, slots.reshape(-1)), width, mask)
 
 
-def _chunk(batch: PackedBatch, pool: BlockPool, sequence: int) -> ChunkPlan:
+def _chunk(batch: PackedBatch, pool: BlockPool, sequence: int, window: int | None) -> ChunkPlan:
     start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
     length = int(batch.context_lengths[sequence])
     past = length - (stop - start)
+    first_seen = 0 if window is None else max(0, past + 1 - window)
     written = np.searchsorted(batch.write_rows, (start, stop))
-    if past == 0:
-        index = None
-        if written[1] - written[0] < length:
-            index = SlotIndex(pool, context_slots(batch.block_tables[sequence], length, pool.layout.block_size))
-        return ChunkPlan(start, stop, index, (Tile(0, length, length, None),))
-    index = SlotIndex(pool, context_slots(batch.block_tables[sequence], length, pool.layout.block_size))
+    index = None
+    if past > 0 or written[1] - written[0] < length:
+        slots = context_slots(batch.block_tables[sequence], length, pool.layout.block_size)
+        index = SlotIndex(pool, slots[first_seen:])
+    if past == 0 and (window is None or window >= length):
+        return ChunkPlan(start, stop, index, (Tile(0, length, 0, length, None),))
     tiles = []
     for first in range(0, stop - start, TILE_ROWS):
         last = min(first + TILE_ROWS, stop - start)
-        seen = torch.arange(past + first, past + last, device=pool.device)[:, None]
-        hidden = torch.arange(past + last, device=pool.device) > seen
-        tiles.append(Tile(first, last, past + last, _additive(hidden, pool.layout.dtype)))
+        lowest = 0 if window is None else max(0, past + first + 1 - window)
+        place = torch.arange(past + first, past + last, device=pool.device)[:, None]
+        keys = torch.arange(lowest, past + last, device=pool.device)
+        hidden = keys > place
+        if window is not None:
+            hidden |= keys <= place - window
+        mask = additive(hidden, pool.layout.dtype)
+        tiles.append(Tile(first, last, lowest - first_seen, past + last - first_seen, mask))
     return ChunkPlan(start, stop, index, tuple(tiles))
-
-
-def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -9,49 +9,41 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kvos.engine.architectures import ARCHITECTURES, REFUSED, TESTED_ROPE_TYPES
 from kvos.errors import UnsupportedModelError
-from kvos.storage import KVLayout, LayerSpec
 
-__all__ = ["TESTED_MODEL_TYPES", "TESTED_ROPE_TYPES", "check_model", "check_supported", "layout_of"]
-
-TESTED_MODEL_TYPES = frozenset({"llama"})
-TESTED_ROPE_TYPES = frozenset({"default", "linear", "yarn", "llama3"})
-"""Position schemes where a key depends on its own position alone. ``dynamic`` and ``longrope`` depend on the longest
-position of the packed row, that is, on the neighbours in the batch."""
+__all__ = ["check_model", "check_supported", "context_of"]
 
 COMPUTE_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
-_FEATURE_OF_TYPE = {
-    "gpt_oss": "attention sinks",
-    "gpt2": "learned absolute positions",
-    "opt": "learned absolute positions",
-    "bloom": "ALiBi position biases",
-    "mpt": "ALiBi position biases",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "rwkv": "recurrent layers",
-}
-"""Features that no config attribute gives away."""
+KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
-def check_supported(config: PreTrainedConfig) -> None:
+def check_supported(config: PreTrainedConfig, *, untested: bool = False) -> None:
     """Refuse a model that the engines would not run exactly.
+
+    Args:
+        untested: let types pass that nobody has tested, as long as no feature is known to be missing.
 
     Raises:
         UnsupportedModelError: the text names the feature that is missing, and the model type.
     """
+    model_type = config.model_type
+    known = f"Tested model types: {', '.join(sorted(ARCHITECTURES))}."
     for find in _FINDERS:
         feature = find(config)
         if feature is not None:
-            raise UnsupportedModelError(
-                f"this engine has no {feature}, which model type {config.model_type!r} needs. "
-                f"Supported model types: {', '.join(sorted(TESTED_MODEL_TYPES))}."
-            )
-    if config.model_type not in TESTED_MODEL_TYPES:
+            raise UnsupportedModelError(f"this engine has no {feature}, which model type {model_type!r} needs. {known}")
+    if model_type not in ARCHITECTURES and not untested:
         raise UnsupportedModelError(
-            f"model type {config.model_type!r} was not tested with this engine. "
-            f"Supported model types: {', '.join(sorted(TESTED_MODEL_TYPES))}."
+            f"model type {model_type!r} was not tested with this engine. {known} To try it at your own risk, open it "
+            "with untested_models=True (KVOS_UNTESTED_MODELS=1): it has to pass a self-test first."
         )
+
+
+def _refused(config: PreTrainedConfig) -> str | None:
+    refused = REFUSED.get(config.model_type)
+    return None if refused is None else refused.missing
 
 
 def _encoder(config: PreTrainedConfig) -> str | None:
@@ -59,61 +51,64 @@ def _encoder(config: PreTrainedConfig) -> str | None:
         return "encoder-decoder attention"
     if getattr(config, "is_causal", True) is False:
         return "bidirectional attention"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "bidirectional attention"
     return "inputs other than text" if getattr(config, "sub_configs", None) else None
 
 
-def _window(config: PreTrainedConfig) -> str | None:
-    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if "sliding_attention" in others:
-        return "sliding-window attention"
+def _layers(config: PreTrainedConfig) -> str | None:
+    others = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES
     if others:
         return f"layers of type {', '.join(sorted(map(str, others)))}"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "sliding-window attention"
-    return "chunked attention" if getattr(config, "attention_chunk_size", None) else None
-
-
-def _scores(config: PreTrainedConfig) -> str | None:
-    if getattr(config, "attn_logit_softcapping", None):
-        return "attention soft cap"
-    if getattr(config, "alibi", False):
-        return "ALiBi position biases"
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention"
-    return _FEATURE_OF_TYPE.get(config.model_type)
+    if getattr(config, "attention_chunk_size", None):
+        return "chunked attention"
+    return "ALiBi position biases" if getattr(config, "alibi", False) else None
 
 
 def _rope(config: PreTrainedConfig) -> str | None:
-    parameters: Any = getattr(config, "rope_parameters", None)
-    if not parameters:
-        return "position scheme other than RoPE"
-    if "rope_type" not in parameters:
-        return "RoPE that differs between layers"
-    rope_type = parameters["rope_type"]
-    if rope_type not in TESTED_ROPE_TYPES:
-        return f"{rope_type} RoPE, whose keys depend on the length of the sequence"
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = parameters.values() if "rope_type" not in parameters else [parameters]
+    for one in by_layer_type:
+        rope_type = one.get("rope_type", "default") if isinstance(one, dict) else "default"
+        if rope_type not in TESTED_ROPE_TYPES:
+            return f"{rope_type} RoPE, whose keys depend on the length of the sequence"
     return None
 
 
-_FINDERS: tuple[Callable[[PreTrainedConfig], str | None], ...] = (_encoder, _window, _scores, _rope)
+def context_of(config: PreTrainedConfig) -> int:
+    """The longest sequence that the model was made for, in tokens.
+
+    Raises:
+        UnsupportedModelError: the config does not say.
+    """
+    tokens = getattr(config, "max_position_embeddings", None)
+    if not isinstance(tokens, int) or tokens < 1:
+        raise UnsupportedModelError(f"model type {config.model_type!r} does not say how long its context is")
+    return tokens
 
 
-def check_model(model: nn.Module) -> torch.dtype:
+_FINDERS: tuple[Callable[[PreTrainedConfig], str | None], ...] = (_encoder, _refused, _layers, _rope)
+
+
+def check_model(model: nn.Module, *, untested: bool = False) -> torch.dtype:
     """Refuse a model object that the engines would not run exactly; returns its compute dtype.
 
     Raises:
         UnsupportedModelError: as ``check_supported``; also for quantised or otherwise wrapped weights, more than one
-            dtype or device, and classes that do not dispatch attention through ``AttentionInterface``.
+            dtype or device, layers with state of their own, and classes that do not dispatch attention through
+            ``AttentionInterface``.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"{type(model).__name__} is not a Transformers PreTrainedModel; a wrapper (PEFT, compile, parallel) has to "
             "be merged or taken off first"
         )
-    check_supported(model.config)
+    check_supported(model.config, untested=untested)
     name = f"{type(model).__name__} (model type {model.config.model_type!r})"
     if not model._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name} does not dispatch attention through AttentionInterface")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(f"{name} has layers that cache something other than keys and values")
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language-model head")
     parameters = dict(model.named_parameters())
@@ -130,15 +125,3 @@ def check_model(model: nn.Module) -> torch.dtype:
         raise UnsupportedModelError(f"{name} is spread over several devices; this engine runs on one")
     dtype: torch.dtype = model.dtype
     return dtype
-
-
-def layout_of(config: PreTrainedConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
-    """What the attention layers of a supported model store.
-
-    Raises:
-        InvalidConfigError: ``block_size`` is not allowed.
-    """
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return KVLayout((LayerSpec(kv_heads, head_dim, head_dim),) * config.num_hidden_layers, block_size, dtype)

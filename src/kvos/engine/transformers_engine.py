@@ -9,20 +9,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvos.engine.attention import ATTENTION_NAME, FORWARD_KEYWORD, PackedForward, register
+from kvos.engine.architectures import ARCHITECTURES
+from kvos.engine.attention import ATTENTION_NAME, PackedForward, running
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
 from kvos.engine.kernels import Kernels, KernelSet, select_kernels
 from kvos.engine.plan import BatchPlan, check_batch
-from kvos.engine.support import check_model, layout_of
+from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.support import check_model, context_of
+from kvos.engine.trial import Trial
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 
 __all__ = ["TransformersEngine"]
-
-_TRIAL_TOKENS = np.array([11, 7, 101, 53, 29])
-_TRIAL_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.2, torch.float16: 0.2}
-"""Of the largest logit. Wide: the run is there to find a wrong mask, scale or position, not to measure noise."""
 
 
 class TransformersEngine(Engine):
@@ -41,6 +40,7 @@ class TransformersEngine(Engine):
         kernels: ``auto`` takes what this machine has and what pays; ``generic`` is plain PyTorch; or a
             ``Kernels`` to choose one by one.
         kernel_folder: where compiled kernels are kept between processes; None compiles in each (seconds).
+        untested: take a model type that nobody has tested, if it passes a thorough trial run.
 
     Raises:
         UnsupportedModelError: the model needs a feature that is missing; the text names it.
@@ -57,13 +57,11 @@ class TransformersEngine(Engine):
         owns_model: bool = False,
         kernels: Kernels | Literal["auto", "generic"] = "auto",
         kernel_folder: Path | None = None,
+        untested: bool = False,
     ) -> None:
-        dtype = check_model(model)
+        dtype = check_model(model, untested=untested)
         config = model.config
-        self.layout = layout_of(config, block_size, dtype)
-        self.info = EngineInfo(
-            model_name, config.vocab_size, config.max_position_embeddings, config.num_hidden_layers, dtype
-        )
+        self.info = EngineInfo(model_name, config.vocab_size, context_of(config), config.num_hidden_layers, dtype)
         self._model = model
         self._device = model.device
         self._pool: BlockPool | None = None
@@ -71,18 +69,19 @@ class TransformersEngine(Engine):
         self._modes = [(module, module.training) for module in model.modules()]
         self._attention_before = config._attn_implementation
         self._closed = False
-        if owns_model:
-            self.identity()  # while all weights are there
-        register()
         self._kernels: KernelSet | None = None
         try:
             model.eval()
-            plain = self._plain_logits()
+            layers = probe_layers(model)
+            self.layout = layout_from(layers, block_size, dtype)
+            if owns_model:
+                self.identity()  # while all weights are there
+            trial = Trial.of(model, layers, thorough=untested and config.model_type not in ARCHITECTURES)
             self._kernels = select_kernels(
-                kernels, model, self.layout, drop_plain_weights=owns_model, folder=kernel_folder
+                kernels, model, layers, self.layout, drop_plain_weights=owns_model, folder=kernel_folder
             )
             model.set_attn_implementation(ATTENTION_NAME)
-            self._trial_run(plain)
+            trial.check(self._run, self.layout, self._device, model_name)
         except BaseException:
             self.close()
             raise
@@ -119,55 +118,22 @@ class TransformersEngine(Engine):
             )
         check_batch(batch, pool)
         kernel = self._selected().decode_kernel(batch, pool)
-        plan = BatchPlan.of(batch, pool, compiled=kernel is not None)
+        plan = BatchPlan(batch, pool, compiled=kernel is not None)
         forward = PackedForward(plan, pool, kernel)
-        output = self._model(
-            input_ids=self._tensor(batch.token_ids.astype(np.int64))[None],
-            position_ids=self._tensor(batch.positions)[None],
-            use_cache=False,
-            return_dict=True,
-            logits_to_keep=self._tensor(batch.logit_rows),
-            **{FORWARD_KEYWORD: forward},
-        )
+        with running(forward):
+            output = self._model(
+                input_ids=self._tensor(batch.token_ids.astype(np.int64))[None],
+                position_ids=self._tensor(batch.positions)[None],
+                use_cache=False,
+                return_dict=True,
+                logits_to_keep=self._tensor(batch.logit_rows),
+            )
         forward.finish()
         logits: torch.Tensor = output.logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
-
-    @torch.inference_mode()
-    def _plain_logits(self) -> torch.Tensor:
-        """What the untouched model says to the trial run's tokens: ``[rows, vocab]``."""
-        tokens = self._tensor(_TRIAL_TOKENS % self.info.vocab_size)[None]
-        logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
-        return logits
-
-    @torch.inference_mode()
-    def _trial_run(self, plain: torch.Tensor) -> None:
-        """Two chunks and a decode through every guard, in a pool of its own, against the untouched model's logits."""
-        pool = BlockPool(self.layout, max_blocks=1, blocks_per_segment=1, device=self._device)
-        pool.grow()
-        tokens = np.asarray(_TRIAL_TOKENS % self.info.vocab_size, dtype=np.int32)
-        for start, stop in ((0, 2), (2, 4), (4, 5)):
-            rows = np.arange(stop - start)
-            batch = PackedBatch(
-                token_ids=tokens[start:stop],
-                positions=np.arange(start, stop),
-                write_rows=rows,
-                write_slots=np.arange(start, stop),
-                query_starts=np.array([0, stop - start]),
-                context_lengths=np.array([stop]),
-                block_tables=np.array([[0]]),
-                logit_rows=rows,
-            )
-            logits, expected = self._run(batch, pool), plain[start:stop]
-            difference = float((logits - expected).abs().max() / expected.abs().max())
-            if not difference <= _TRIAL_TOLERANCE[self.layout.dtype]:  # true for NaN
-                raise EngineContractError(
-                    f"{self.info.model_name}: logits through kvos differ from the plain model's by {difference:.2g} of "
-                    "the largest; the model does something in attention that kvos does not know"
-                )
 
     def identity(self) -> str:
         if self._identity is None:

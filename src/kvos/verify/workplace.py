@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvos.config import KvosConfig
-from kvos.engine.support import layout_of
+from kvos.engine.probe import layout_from, probe_layers
 from kvos.models.dtypes import short_name
 from kvos.runtime import Runtime, open_runtime
 
@@ -38,6 +38,7 @@ class Workplace:
 
     def __init__(self, model: Any, tokenizer: Any, config: KvosConfig) -> None:
         self.vocab_size: int = model.config.vocab_size
+        self._layers = probe_layers(model)
         self._model = model
         self._visiting_model = _sharing_weights(model)
         self._tokenizer = tokenizer
@@ -55,7 +56,7 @@ class Workplace:
         return self._open(self._visiting_model, BLOCK_SIZES[(group + 2) % len(BLOCK_SIZES)], settings)
 
     def _open(self, model: Any, block_size: int, config: KvosConfig) -> Runtime:
-        block = layout_of(model.config, block_size, model.dtype).bytes_per_block
+        block = layout_from(self._layers, block_size, model.dtype).bytes_per_block
         blocks = POOL_TOKENS // block_size
         chosen = replace(
             config,

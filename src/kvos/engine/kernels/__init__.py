@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvos.engine.base import PackedBatch
 from kvos.engine.kernels.fused_norm import FusedNorms
 from kvos.engine.kernels.packed_linear import PackedLinears, can_pack
 from kvos.engine.kernels.threads import WorkerThreads
+from kvos.engine.probe import AttentionLayer
 from kvos.errors import InvalidConfigError, MissingDependencyError
 from kvos.storage import BlockPool, KVLayout
 
@@ -49,6 +51,7 @@ class KernelSet:
     Args:
         chosen: no field is ``auto``.
         model: whose linear layers are packed, if chosen.
+        heads: query heads of each layer.
         layout: of the pools to come.
         drop_plain_weights: packed weights need no plain copy beside them.
         folder: where compiled code is kept; None keeps none.
@@ -58,6 +61,7 @@ class KernelSet:
         self,
         chosen: Kernels,
         model: PreTrainedModel,
+        heads: int,
         layout: KVLayout,
         *,
         drop_plain_weights: bool,
@@ -68,7 +72,7 @@ class KernelSet:
         if chosen.attention == "numba":
             from kvos.engine.kernels.decode_step import NumbaDecode
 
-            self._decode = NumbaDecode(layout, model.config.num_attention_heads, WorkerThreads.find(), folder)
+            self._decode = NumbaDecode(layout, heads, WorkerThreads.find(), folder)
         self._linears = PackedLinears(model, drop_plain=drop_plain_weights) if chosen.linear == "packed" else None
         self._norms = FusedNorms(model) if chosen.norm == "fused" else None
 
@@ -94,6 +98,7 @@ class KernelSet:
 def select_kernels(
     wanted: Kernels | Literal["auto", "generic"],
     model: PreTrainedModel,
+    layers: Sequence[AttentionLayer],
     layout: KVLayout,
     *,
     drop_plain_weights: bool,
@@ -112,27 +117,34 @@ def select_kernels(
     elif not isinstance(wanted, Kernels):
         raise InvalidConfigError(f"kernels is {wanted!r}; choose 'auto', 'generic' or a Kernels object")
     chosen = Kernels(
-        _attention(wanted.attention, model, layout), _linear(wanted.linear, model), _norm(wanted.norm, layout.dtype)
+        _attention(wanted.attention, model, layers, layout),
+        _linear(wanted.linear, model),
+        _norm(wanted.norm, layout.dtype),
     )
     try:
-        return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
+        return KernelSet(chosen, model, layers[0].heads, layout, drop_plain_weights=drop_plain_weights, folder=folder)
     except MissingDependencyError as error:
         if wanted.attention != "auto":
             raise
         logger.warning("decode attention runs without the compiled kernel: %s", error)
         chosen = replace(chosen, attention="generic")
-        return KernelSet(chosen, model, layout, drop_plain_weights=drop_plain_weights, folder=folder)
+        return KernelSet(chosen, model, layers[0].heads, layout, drop_plain_weights=drop_plain_weights, folder=folder)
 
 
-def _attention(wanted: str, model: PreTrainedModel, layout: KVLayout) -> Literal["numba", "generic"]:
-    fits = (
-        layout.dtype == torch.float32 and next(model.parameters()).device.type == "cpu" and len(set(layout.layers)) == 1
-    )
+def _attention(
+    wanted: str, model: PreTrainedModel, layers: Sequence[AttentionLayer], layout: KVLayout
+) -> Literal["numba", "generic"]:
+    equal = len({(layer.heads, layer.spec) for layer in layers}) == 1
+    plain = equal and all(layer.is_plain for layer in layers)
+    fits = plain and layout.dtype == torch.float32 and next(model.parameters()).device.type == "cpu"
     if wanted == "numba":
         if find_spec("numba") is None:
             raise MissingDependencyError("the numba attention kernel needs Numba: pip install 'kvos[fast]'")
         if not fits:
-            raise InvalidConfigError("the numba attention kernel is for float32 on the CPU")
+            raise InvalidConfigError(
+                "the numba attention kernel is for float32 on the CPU, and for equal layers without windows, soft caps "
+                "and sinks"
+            )
         return "numba"
     if wanted not in ("auto", "generic"):
         raise InvalidConfigError(f"attention kernel {wanted!r} is none of 'auto', 'numba', 'generic'")

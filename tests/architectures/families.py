@@ -1,0 +1,163 @@
+"""A small random model of each tested architecture, with its special features where they bite: a window of 13 tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from kvos.testing.models import TOY_VOCAB_SIZE
+
+__all__ = ["FAMILIES", "Family"]
+
+WINDOW = 13
+LAYERS = 4
+COMMON: dict[str, Any] = {
+    "vocab_size": TOY_VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build one.
+
+    Attributes:
+        without: settings that switch its special feature off; None if it has none that can be switched.
+    """
+
+    model_type: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    without: dict[str, Any] | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.model_type
+
+    def model(self, dtype: torch.dtype = torch.float32, *, seed: int = 0, **settings: Any) -> PreTrainedModel:
+        """Weights depend on the seed and the settings alone."""
+        merged = {**COMMON, **self.settings, **settings}
+        config = CONFIG_MAPPING[self.model_type](**{key: value for key, value in merged.items() if value is not ...})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config)
+            for name, parameter in model.named_parameters():
+                if name.endswith("sinks"):
+                    torch.nn.init.normal_(parameter)
+        if getattr(model.config, "_experts_implementation", None) is not None:
+            model.set_experts_implementation("eager")  # the grouped kernel has no float64
+        ready: PreTrainedModel = model.to(dtype=dtype).eval()
+        return ready
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("llama", {"head_dim": 16}),
+        Family("olmo2"),
+        Family("granite", {"attention_multiplier": 0.4}, {"attention_multiplier": 0.25}),
+        Family("gpt_neox", {"num_key_value_heads": ...}),
+        Family("gpt2", {"num_key_value_heads": ..., "intermediate_size": ...}),
+        Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": ...}),
+        Family("mistral", {"sliding_window": WINDOW}, {"sliding_window": None}),
+        Family(
+            "mixtral",
+            {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+            {"sliding_window": None},
+        ),
+        Family(
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
+            {"use_sliding_window": False, "layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family(
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED, "head_dim": 16},
+            {"use_sliding_window": False, "layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family(
+            "qwen3_moe",
+            {
+                "use_sliding_window": True,
+                "sliding_window": WINDOW,
+                "head_dim": 16,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+            },
+            {"use_sliding_window": False, "sliding_window": None},
+        ),
+        Family("phi3", {"sliding_window": WINDOW}, {"sliding_window": None}),
+        Family("starcoder2", {"sliding_window": WINDOW}, {"sliding_window": None}),
+        Family(
+            "smollm3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": WINDOW,
+                "layer_types": MIXED,
+                "no_rope_layers": [1, 0, 1, 1],
+            },
+            {"use_sliding_window": False, "layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family(
+            "cohere2",
+            {"sliding_window": WINDOW, "layer_types": MIXED, "logit_scale": 1.0},
+            {"layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family(
+            "gemma2",
+            {"sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
+            {"attn_logit_softcapping": None},
+        ),
+        Family(
+            "gemma3_text",
+            {"sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 24, "layer_types": MIXED},
+            {"layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family(
+            "gpt_oss",
+            {
+                "sliding_window": WINDOW,
+                "head_dim": 16,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "layer_types": MIXED,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            {"layer_types": ["full_attention"] * LAYERS},
+        ),
+        Family("stablelm", {"partial_rotary_factor": 0.5}),
+        Family("nemotron", {"head_dim": 16}),
+        Family(
+            "deepseek_v3",
+            {
+                "num_key_value_heads": 4,
+                "q_lora_rank": 24,
+                "kv_lora_rank": 16,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 12,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_group": 2,
+                "topk_group": 1,
+                "moe_intermediate_size": 32,
+                "first_k_dense_replace": 1,
+            },
+        ),
+    )
+}
