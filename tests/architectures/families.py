@@ -1,4 +1,4 @@
-"""A small random model of each tested architecture, with its special features where they bite: a window of 13 tokens."""
+"""A small random model of each tested architecture, its special features where they bite: a window of 13 tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FAMILIES = {
         Family("olmo2"),
         Family("granite", {"attention_multiplier": 0.4}, {"attention_multiplier": 0.25}),
         Family("gpt_neox", {"num_key_value_heads": ...}),
-        Family("gpt2", {"num_key_value_heads": ..., "intermediate_size": ...}),
+        Family("gpt2", {"num_key_value_heads": ..., "intermediate_size": ..., "scale_attn_by_inverse_layer_idx": True}),
         Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": ...}),
         Family("mistral", {"sliding_window": WINDOW}, {"sliding_window": None}),
         Family(

@@ -1,5 +1,7 @@
-"""Every architecture of the table agrees with its own eager attention, whatever the cache did. One sequence a call there:
-packed rows of plain Transformers are wrong for some types."""
+"""Every architecture of the table agrees with its own eager attention, whatever the cache did.
+
+One sequence a call there: packed rows of plain Transformers are wrong for some types.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import kvos.engine.attention
 from architectures.families import FAMILIES, WINDOW, Family
 from engine.driver import Driver, History, Work
 from kvos.engine import TransformersEngine
-from kvos.engine.architectures import ARCHITECTURES, Need
 from kvos.engine.attention import LayerCall
 from kvos.errors import EngineContractError
+from kvos.models.architectures import ARCHITECTURES, Need
 
 TOLERANCE = {torch.float64: 5e-6, torch.float32: 2e-5}
 """Of the largest logit. The library's eager softmax computes in float32, in a float64 model, too."""
@@ -96,7 +98,7 @@ CASES = [
     (name, need)
     for name, family in FAMILIES.items()
     for need in ARCHITECTURES[family.model_type].needs
-    if need in FEATURES and (name, need) != ("gpt2", Need.SCALING)  # whose scale is that of everybody
+    if need in FEATURES
 ]
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvos.engine import DynamicCacheEngine, TransformersEngine, check_supported
-from kvos.engine.support import check_model, layout_of
+from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.support import check_model
 from kvos.errors import InvalidConfigError, UnsupportedModelError
 from kvos.testing import toy_model
 
@@ -55,21 +56,19 @@ def test_llama_with_positions_that_stand_alone_is_supported(rope: dict[str, Any]
 @pytest.mark.parametrize(
     ("model_type", "settings", "feature"),
     [
-        ("mistral", {}, "sliding-window attention"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 512}, "sliding-window attention"),
-        ("gemma2", {}, "sliding-window attention"),
-        ("gemma2", {"layer_types": ["full_attention"] * 26, "sliding_window": None}, "attention soft cap"),
-        ("gpt_oss", {"layer_types": ["full_attention"] * 36, "sliding_window": None}, "attention sinks"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic RoPE"),
         ("llama", {"rope_parameters": LONGROPE}, "longrope RoPE"),
         ("llama", {"is_causal": False}, "bidirectional attention"),
         ("t5", {}, "encoder-decoder"),
-        ("gpt2", {}, "learned absolute positions"),
         ("bloom", {}, "ALiBi"),
-        ("deepseek_v3", {}, "multi-head latent attention"),
         ("llava", {}, "inputs other than text"),
-        ("qwen3", {"use_sliding_window": False}, "not tested"),
-        ("mistral", {"sliding_window": None}, "not tested"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention"),
+        (
+            "phi3",
+            {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
+            "longrope RoPE",
+        ),
+        ("exaone4", {}, "not tested"),
     ],
 )
 def test_a_feature_that_is_missing_is_named_with_the_model_type(
@@ -82,7 +81,7 @@ def test_a_feature_that_is_missing_is_named_with_the_model_type(
 
 @pytest.mark.parametrize("engine", [TransformersEngine, DynamicCacheEngine])
 def test_an_unsupported_model_is_refused_before_anything_changed(engine: Any) -> None:
-    model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50)).train()
+    model = AutoModelForCausalLM.from_config(BloomConfig(n_layer=1, hidden_size=16, n_head=2, vocab_size=50)).train()
     with pytest.raises(UnsupportedModelError):
         engine(model)
     assert model.training
@@ -115,7 +114,7 @@ def test_weights_that_are_nowhere_are_refused() -> None:
 
 
 def test_the_layout_counts_kv_heads() -> None:
-    layout = layout_of(toy_model().config, 16, torch.float32)
+    layout = layout_from(probe_layers(toy_model()), 16, torch.float32)
     assert layout.bytes_per_token == 2 * 3 * 2 * 16 * 4  # K and V, layers, KV heads, head size, float32
 
 

@@ -14,6 +14,7 @@ from kvos.cli.demo import DEMO_HELP, demo
 from kvos.cli.failures import KvosGroup, quiet_libraries
 from kvos.cli.help_text import HELP_SETTINGS, help_text
 from kvos.cli.model import model_app
+from kvos.cli.models import MODELS_HELP, models
 from kvos.cli.sessions import sessions_app
 from kvos.cli.stats import STATS_HELP, stats
 from kvos.cli.verify import VERIFY_HELP, verify
@@ -45,6 +46,7 @@ app.command(help=CHAT_HELP, rich_help_panel=START)(chat)
 app.command(help=VERIFY_HELP, rich_help_panel=MEASURE)(verify)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 app.command(help=STATS_HELP, rich_help_panel=MEASURE)(stats)
+app.command(help=MODELS_HELP, rich_help_panel=MEASURE)(models)
 app.command(help=VERSION_HELP, rich_help_panel=MEASURE)(version)
 app.add_typer(model_app, name="model", rich_help_panel=KEEP)
 app.add_typer(sessions_app, name="sessions", rich_help_panel=KEEP)

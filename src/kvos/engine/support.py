@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from kvos.engine.architectures import ARCHITECTURES, REFUSED, TESTED_ROPE_TYPES
 from kvos.errors import UnsupportedModelError
+from kvos.models.architectures import ARCHITECTURES, REFUSED, TESTED_ROPE_TYPES
 
 __all__ = ["check_model", "check_supported", "context_of"]
 
@@ -87,7 +87,7 @@ def context_of(config: PreTrainedConfig) -> int:
     return tokens
 
 
-_FINDERS: tuple[Callable[[PreTrainedConfig], str | None], ...] = (_encoder, _refused, _layers, _rope)
+_FINDERS: tuple[Callable[[PreTrainedConfig], str | None], ...] = (_refused, _encoder, _layers, _rope)
 
 
 def check_model(model: nn.Module, *, untested: bool = False) -> torch.dtype:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvos.engine.architectures import ARCHITECTURES
 from kvos.engine.attention import ATTENTION_NAME, PackedForward, running
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
@@ -19,6 +18,7 @@ from kvos.engine.probe import layout_from, probe_layers
 from kvos.engine.support import check_model, context_of
 from kvos.engine.trial import Trial
 from kvos.errors import EngineContractError
+from kvos.models.architectures import ARCHITECTURES
 from kvos.storage import BlockPool
 
 __all__ = ["TransformersEngine"]

@@ -221,6 +221,8 @@ def _from_pretrained(
     if absent:  # the library would go on with random values for them
         raise ModelDamagedError(f"{location} lacks {len(absent)} weights of {name}, {absent[0]!r} among them")
     model = model.to(device).eval().requires_grad_(requires_grad=False)
+    if dtype == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the library's grouped kernels have no float64
     return LoadedModel(model, tokenizer, name, origin, device, dtype, owned=True)
 
 

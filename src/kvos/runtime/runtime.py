@@ -257,6 +257,7 @@ def open_runtime(
         owns_model=loaded.owned,
         kernels=chosen.kernels,
         kernel_folder=chosen.home / "kernels",
+        untested=chosen.untested_models,
     )
     try:
         return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)

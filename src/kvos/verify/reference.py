@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.mkldnn import MkldnnLinear
 
+from kvos.engine.probe import probe_layers
+
 __all__ = ["NoiseFloor", "Reference", "cover", "spread"]
 
 MIN_PAIRS = 8
@@ -29,6 +31,8 @@ class Reference:
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
+        if any(layer.softcap is not None or layer.has_sinks for layer in probe_layers(model)):
+            model.set_attn_implementation("eager")  # the fused ones of the library have ignored a soft cap before
         self._device = model.device
         self.vocab_size: int = model.config.vocab_size
         self.dtype: torch.dtype = model.dtype
@@ -110,7 +114,7 @@ def _by_onednn(linear: nn.Linear) -> Forward:
 def _chunked(linear: nn.Linear, *, rows: int) -> Forward:
     """The layer, given ``rows`` tokens at a time."""
     whole: Forward = linear.forward
-    return lambda x: torch.cat([whole(part) for part in x.split(rows, dim=1)], dim=1)
+    return lambda x: torch.cat([whole(part) for part in x.split(rows, dim=-2)], dim=-2)
 
 
 class NoiseFloor:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-__all__ = ["ARCHITECTURES", "REFUSED", "TESTED_ROPE_TYPES", "Architecture", "Need", "Refused"]
+__all__ = ["ARCHITECTURES", "REFUSED", "TESTED_ROPE_TYPES", "Architecture", "Need", "Refused", "as_data", "as_markdown"]
 
 
 class Need(Enum):
@@ -111,3 +112,24 @@ REFUSED = {
 TESTED_ROPE_TYPES = frozenset({"default", "linear", "yarn", "llama3"})
 """Position schemes where a key depends on its own position alone. ``dynamic`` and ``longrope`` depend on the longest
 position of the packed row, that is, on the neighbours in the batch."""
+
+
+def as_data() -> dict[str, list[dict[str, Any]]]:
+    """Both tables as plain values."""
+    return {
+        "tested": [
+            {"model_type": one.model_type, "title": one.title, "needs": [need.value for need in one.needs]}
+            for one in ARCHITECTURES.values()
+        ],
+        "refused": [{"model_type": one.model_type, "missing": one.missing} for one in REFUSED.values()],
+    }
+
+
+def as_markdown() -> str:
+    """Both tables, as docs/models.md holds them."""
+    lines = ["| type | models | needs, beyond causal attention with RoPE |", "|---|---|---|"]
+    for one in ARCHITECTURES.values():
+        lines.append(f"| `{one.model_type}` | {one.title} | {'; '.join(need.value for need in one.needs)} |")
+    lines += ["", "| refused type | what is missing |", "|---|---|"]
+    lines += [f"| `{one.model_type}` | {one.missing} |" for one in REFUSED.values()]
+    return "\n".join(lines) + "\n"
