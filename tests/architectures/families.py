@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,16 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "original_max_position_embeddings": 100,
+}
+PHI3_LONGROPE = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100, "sliding_window": WINDOW}
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 
 
@@ -37,12 +48,14 @@ class Family:
 
     Attributes:
         without: settings that switch its special feature off; None if it has none that can be switched.
+        declared: how long its sequences may become, if its positions depend on that.
     """
 
     model_type: str
     settings: dict[str, Any] = field(default_factory=dict)
     without: dict[str, Any] | None = None
     label: str = ""
+    declared: int | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +63,7 @@ class Family:
 
     def model(self, dtype: torch.dtype = torch.float32, *, seed: int = 0, **settings: Any) -> PreTrainedModel:
         """Weights depend on the seed and the settings alone."""
-        merged = {**COMMON, **self.settings, **settings}
+        merged = copy.deepcopy({**COMMON, **self.settings, **settings})  # a config changes what it is given
         config = CONFIG_MAPPING[self.model_type](**{key: value for key, value in merged.items() if value is not ...})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -158,6 +171,27 @@ FAMILIES = {
                 "moe_intermediate_size": 32,
                 "first_k_dense_replace": 1,
             },
+        ),
+        Family(
+            "llama",
+            {"head_dim": 16, "max_position_embeddings": 48, "rope_parameters": DYNAMIC},
+            label="llama-dynamic",
+            declared=150,
+        ),
+        Family("llama", {"head_dim": 16, "rope_parameters": LONGROPE}, label="llama-longrope", declared=150),
+        Family("phi3", PHI3_LONGROPE, label="phi3-longrope", declared=150),
+        Family("phi3", PHI3_LONGROPE, label="phi3-longrope-short", declared=80),
+        Family(
+            "phi3",
+            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100},
+            label="phi3-longrope",
+            declared=150,
+        ),
+        Family(
+            "phi3",
+            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100},
+            label="phi3-longrope-short",
+            declared=80,
         ),
     )
 }

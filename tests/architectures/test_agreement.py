@@ -17,6 +17,7 @@ from architectures.families import FAMILIES, WINDOW, Family
 from engine.driver import Driver, History, Work
 from kvos.engine import TransformersEngine
 from kvos.engine.attention import LayerCall
+from kvos.engine.rope import declared_length
 from kvos.errors import EngineContractError
 from kvos.models.architectures import ARCHITECTURES, Need
 
@@ -33,11 +34,12 @@ class Pair:
         self.plain = family.model(dtype)
         self.plain.set_attn_implementation("eager")
         self.engine = TransformersEngine(family.model(dtype), block_size=8)
-        self.driver = Driver(self.engine)
+        self.declared = family.declared
+        self.driver = Driver(self.engine, declared=family.declared)
         self.tolerance = TOLERANCE[dtype]
 
     def check(self, history: History, logits: torch.Tensor, start: int = 0) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), declared_length(self.plain, self.declared):
             ids = torch.from_numpy(history.ids.astype(np.int64))[None]
             expected = self.plain(input_ids=ids, use_cache=False).logits[0, start : start + len(logits)]
         assert logits.shape == expected.shape

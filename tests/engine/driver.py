@@ -40,6 +40,7 @@ class Driver:
     blocks: int = 60
     blocks_per_segment: int = 60
     seed: int = 0
+    declared: int | None = None
     pool: BlockPool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +97,7 @@ class Driver:
             context_lengths=np.array(lengths),
             block_tables=tables,
             logit_rows=np.arange(starts[-1]) if logit_rows is None else logit_rows,
+            declared_lengths=None if self.declared is None else np.full(len(work), self.declared),
         )
 
     def step(self, *work: Work) -> list[torch.Tensor]:

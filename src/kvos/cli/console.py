@@ -83,7 +83,8 @@ def printable(text: str) -> str:
 
 def short_dtype(name: str) -> str:
     """The field's name for one of torch's: ``bf16`` for ``bfloat16``; others stay as they are."""
-    return DTYPES.get(name, name)
+    dtype, comma, rest = name.partition(",")
+    return DTYPES.get(dtype, dtype) + comma + rest
 
 
 def write_json(path: Path | None, data: Any) -> None:

@@ -23,14 +23,17 @@ OnProgress = Callable[[int, int], None]
 Ids = tuple[int, ...]
 
 
-def check(model: Any, evidence: Sequence[Evidence], on_progress: OnProgress) -> CheckRecord:
+def check(
+    model: Any, evidence: Sequence[Evidence], on_progress: OnProgress, declared: int | None = None
+) -> CheckRecord:
     """Run every session's token ids without a cache and compare logits, and tokens where noise can't decide them.
 
     Args:
         model: a copy that no kvos engine has open.
         on_progress: called with ``(done, total)`` runs.
+        declared: see ``Reference``.
     """
-    return _Check(Reference(model), evidence, on_progress).run()
+    return _Check(Reference(model, declared), evidence, on_progress).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,7 +103,7 @@ def play(
         job = _job(model, dtype, script, saved, folder)
         resume, evidence = resume_elsewhere(job, saved, folder, show)
     story.evidence.append(evidence)
-    checked = _check(plain, story.evidence, show)
+    checked = _check(plain, story.evidence, show, story.runtime.max_context_tokens)
     return DemoRecord(
         kvos=kvos.__version__,
         model=stats.model,
@@ -184,13 +184,13 @@ def _job(model: str, dtype: str, script: Script, saved: SavedStory, folder: Path
     )
 
 
-def _check(plain: LoadedModel, evidence: list[Evidence], show: Show) -> CheckRecord:
+def _check(plain: LoadedModel, evidence: list[Evidence], show: Show, max_tokens: int) -> CheckRecord:
     show.scene(
         "6  The check: was every reuse equal to a recompute?",
         "The same token ids go through a plain copy of the model without any cache; logits and tokens are compared.",
     )
     with show.busy("Running without a cache") as progress:
-        return check(plain.model, evidence, progress)
+        return check(plain.model, evidence, progress, max_tokens)
 
 
 def _target(path: Path) -> Path:

@@ -38,6 +38,8 @@ class PackedBatch:
         context_lengths: ``[sequences]`` int64.
         block_tables: ``[sequences, widest table]`` int64; entries past a sequence's own length are never read.
         logit_rows: ``[outputs]`` int64, rows whose logits are wanted.
+        declared_lengths: ``[sequences]`` int64, how long each sequence may become at most; None stands for the context
+            lengths. Only models whose positions depend on the length look at it.
     """
 
     token_ids: TokenIds
@@ -48,6 +50,7 @@ class PackedBatch:
     context_lengths: npt.NDArray[np.int64]
     block_tables: npt.NDArray[np.int64]
     logit_rows: npt.NDArray[np.int64]
+    declared_lengths: npt.NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -99,6 +102,13 @@ class Engine(ABC):
         Raises:
             EngineContractError: the model did not call attention once per layer, or not through kvos.
         """
+
+    def position_class(self, max_tokens: int) -> str:
+        """What positions depend on beside themselves, in a sequence that may grow to ``max_tokens``.
+
+        Sequences of different classes share no keys. Empty, as for most models: on nothing.
+        """
+        return ""
 
     @abstractmethod
     def identity(self) -> str:

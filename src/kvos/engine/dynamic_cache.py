@@ -17,8 +17,8 @@ from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
 from kvos.engine.plan import check_batch, context_slots
 from kvos.engine.probe import layout_from, probe_layers
-from kvos.engine.support import check_model, context_of
-from kvos.errors import EngineContractError
+from kvos.engine.support import check_model, context_of, takes_declared_length
+from kvos.errors import EngineContractError, UnsupportedModelError
 from kvos.storage import BlockPool
 
 __all__ = ["DynamicCacheEngine", "cache_keyword"]
@@ -45,6 +45,8 @@ class DynamicCacheEngine(Engine):
 
     def __init__(self, model: PreTrainedModel, *, block_size: int = 16, model_name: str = "model") -> None:
         dtype = check_model(model)
+        if takes_declared_length(model.config):
+            raise UnsupportedModelError("this engine has no positions that depend on the length of the sequence")
         config = model.config
         self.info = EngineInfo(model_name, config.vocab_size, context_of(config), config.num_hidden_layers, dtype)
         self._model = model

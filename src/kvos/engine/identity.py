@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kvos.engine.rope import length_dependent_modules
+
 __all__ = ["model_identity"]
 
 _FACTS = (
@@ -46,7 +48,10 @@ def model_identity(model: PreTrainedModel) -> str:
     the identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
     gigabyte and core.
     """
-    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # tied ones once
+    lengths = length_dependent_modules(model)
+    moving = {f"{name}.inv_freq" for name, module in model.named_modules() if module in lengths}  # by what ran last
+    buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in moving}
+    weights = {**dict(model.named_parameters()), **buffers}  # tied ones once
     facts = json.dumps([_facts(model.config), _numbers(model)], sort_keys=True)
     digest = hashlib.blake2b(facts.encode(), digest_size=32)
     pending: deque[tuple[str, Future[bytes]]] = deque()

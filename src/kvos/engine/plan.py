@@ -235,6 +235,11 @@ def check_batch(batch: PackedBatch, pool: BlockPool) -> None:
         (_within(batch.write_slots, pool.num_blocks * size), "write_slots lie outside the pool"),
         (_within(batch.logit_rows, batch.num_rows), "logit_rows lie outside the batch"),
         (len(batch.positions) == batch.num_rows, "positions and token_ids differ in length"),
+        (
+            batch.declared_lengths is None
+            or (len(batch.declared_lengths) == len(lengths) and bool((batch.declared_lengths >= lengths).all())),
+            "a sequence is longer than it declared",
+        ),
     )
     for holds, message in checks:
         if not holds:

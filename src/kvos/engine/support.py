@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvos.errors import UnsupportedModelError
-from kvos.models.architectures import ARCHITECTURES, REFUSED, TESTED_ROPE_TYPES
+from kvos.models.architectures import ARCHITECTURES, DECLARED_ROPE_TYPES, REFUSED, TESTED_ROPE_TYPES, Need
 
-__all__ = ["check_model", "check_supported", "context_of"]
+__all__ = ["check_model", "check_supported", "context_of", "takes_declared_length"]
 
 COMPUTE_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
@@ -70,9 +70,19 @@ def _rope(config: PreTrainedConfig) -> str | None:
     by_layer_type = parameters.values() if "rope_type" not in parameters else [parameters]
     for one in by_layer_type:
         rope_type = one.get("rope_type", "default") if isinstance(one, dict) else "default"
-        if rope_type not in TESTED_ROPE_TYPES:
-            return f"{rope_type} RoPE, whose keys depend on the length of the sequence"
+        if rope_type in TESTED_ROPE_TYPES or (one is parameters and takes_declared_length(config)):
+            continue
+        return f"{rope_type} RoPE, whose keys depend on the length of the sequence"
     return None
+
+
+def takes_declared_length(config: PreTrainedConfig) -> bool:
+    """Whether keys depend on the length of the sequence, and kvos knows how to fix that length for this type."""
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    known = ARCHITECTURES.get(config.model_type)
+    return (
+        parameters.get("rope_type") in DECLARED_ROPE_TYPES and known is not None and Need.DECLARED_LENGTH in known.needs
+    )
 
 
 def context_of(config: PreTrainedConfig) -> int:
@@ -84,6 +94,9 @@ def context_of(config: PreTrainedConfig) -> int:
     tokens = getattr(config, "max_position_embeddings", None)
     if not isinstance(tokens, int) or tokens < 1:
         raise UnsupportedModelError(f"model type {config.model_type!r} does not say how long its context is")
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") == "dynamic":  # the config's figure is where its frequencies begin to change
+        return int(tokens * parameters["factor"])
     return tokens
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -15,6 +16,7 @@ from kvos.engine.identity import model_identity
 from kvos.engine.kernels import Kernels, KernelSet, select_kernels
 from kvos.engine.plan import BatchPlan, check_batch
 from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.rope import DeclaredRope
 from kvos.engine.support import check_model, context_of
 from kvos.engine.trial import Trial
 from kvos.errors import EngineContractError
@@ -70,6 +72,7 @@ class TransformersEngine(Engine):
         self._attention_before = config._attn_implementation
         self._closed = False
         self._kernels: KernelSet | None = None
+        self._rope: DeclaredRope | None = None
         try:
             model.eval()
             layers = probe_layers(model)
@@ -81,6 +84,7 @@ class TransformersEngine(Engine):
                 kernels, model, layers, self.layout, drop_plain_weights=owns_model, folder=kernel_folder
             )
             model.set_attn_implementation(ATTENTION_NAME)
+            self._rope = DeclaredRope(model)
             trial.check(self._run, self.layout, self._device, model_name)
         except BaseException:
             self.close()
@@ -117,6 +121,8 @@ class TransformersEngine(Engine):
                 "the engine was closed, or someone changed the model object"
             )
         check_batch(batch, pool)
+        if self._rope is not None:
+            self._rope.prepare(_per_row(batch))
         kernel = self._selected().decode_kernel(batch, pool)
         plan = BatchPlan(batch, pool, compiled=kernel is not None)
         forward = PackedForward(plan, pool, kernel)
@@ -135,6 +141,9 @@ class TransformersEngine(Engine):
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
+    def position_class(self, max_tokens: int) -> str:
+        return "" if self._rope is None else self._rope.position_class(max_tokens)
+
     def identity(self) -> str:
         if self._identity is None:
             self._identity = model_identity(self._model)
@@ -146,8 +155,16 @@ class TransformersEngine(Engine):
         self._closed = True
         if self._kernels is not None:
             self._kernels.undo()
+        if self._rope is not None:
+            self._rope.undo()
         if self._model.config._attn_implementation == ATTENTION_NAME:
             self._model.set_attn_implementation(self._attention_before)
         for module, training in self._modes:
             module.training = training
         self._pool = None
+
+
+def _per_row(batch: PackedBatch) -> npt.NDArray[np.int64]:
+    """The declared length of each row's sequence."""
+    lengths = batch.context_lengths if batch.declared_lengths is None else batch.declared_lengths
+    return np.repeat(lengths, np.diff(batch.query_starts))

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "REFUSED", "TESTED_ROPE_TYPES", "Architecture", "Need", "Refused", "as_data", "as_markdown"]
+__all__ = [
+    "ARCHITECTURES",
+    "DECLARED_ROPE_TYPES",
+    "REFUSED",
+    "TESTED_ROPE_TYPES",
+    "Architecture",
+    "Need",
+    "Refused",
+    "as_data",
+    "as_markdown",
+]
 
 
 class Need(Enum):
@@ -25,6 +35,7 @@ class Need(Enum):
     SEVERAL_ROPES = "two RoPEs, by layer type"
     EXPERTS = "a mixture of experts"
     LATENT = "keys and values of different sizes, expanded from a latent"
+    DECLARED_LENGTH = "the session's declared length, for dynamic and longrope RoPE"
     LOST_KEYWORDS = "a batch that reaches attention beside the keywords, which the model drops"
 
 
@@ -58,7 +69,7 @@ class Refused:
 ARCHITECTURES = {
     one.model_type: one
     for one in (
-        Architecture("llama", "Llama, SmolLM2, TinyLlama, Vicuna"),
+        Architecture("llama", "Llama, SmolLM2, TinyLlama, Vicuna", (Need.DECLARED_LENGTH,)),
         Architecture("olmo2", "OLMo 2"),
         Architecture("granite", "Granite 3", (Need.SCALING,)),
         Architecture("gpt_neox", "GPT-NeoX, Pythia", (Need.PARTIAL_ROPE,)),
@@ -69,7 +80,7 @@ ARCHITECTURES = {
         Architecture("qwen2", "Qwen2, Qwen2.5", (Need.WINDOW,)),
         Architecture("qwen3", "Qwen3", (Need.WINDOW,)),
         Architecture("qwen3_moe", "Qwen3-MoE", (Need.WINDOW, Need.EXPERTS)),
-        Architecture("phi3", "Phi-3, Phi-4", (Need.WINDOW,)),
+        Architecture("phi3", "Phi-3, Phi-4", (Need.WINDOW, Need.DECLARED_LENGTH)),
         Architecture("starcoder2", "StarCoder2", (Need.WINDOW,)),
         Architecture("smollm3", "SmolLM3", (Need.WINDOW, Need.NO_ROPE_LAYERS)),
         Architecture("cohere2", "Command R7B, Command A", (Need.WINDOW, Need.NO_ROPE_LAYERS)),
@@ -110,8 +121,10 @@ REFUSED = {
 """By model type; what other types lack is found in their config, or by the probe and the self-test at load."""
 
 TESTED_ROPE_TYPES = frozenset({"default", "linear", "yarn", "llama3"})
-"""Position schemes where a key depends on its own position alone. ``dynamic`` and ``longrope`` depend on the longest
-position of the packed row, that is, on the neighbours in the batch."""
+"""Position schemes where a key depends on its own position alone."""
+
+DECLARED_ROPE_TYPES = frozenset({"dynamic", "longrope"})
+"""Those whose frequencies depend on the length of the sequence: kvos takes the length that the session declared."""
 
 
 def as_data() -> dict[str, list[dict[str, Any]]]:

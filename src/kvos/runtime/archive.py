@@ -33,12 +33,13 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
         num_tokens=sequence.num_tokens,
         num_computed=sequence.num_computed,
         transcript=session.transcript,
+        max_tokens=session.limits.max_tokens if session.limits.max_tokens < parts.limits.max_tokens else None,
     )
     return SavedSession(
         manifest=manifest,
         model=identity,
         model_name=core.engine.info.model_name,
-        numeric_class=parts.numeric_class,
+        numeric_class=parts.numeric_class(session.limits.max_tokens),
         tokens=sequence.tokens().copy(),
         keys=[key.cpu() for key, _ in layers],
         values=[value.cpu() for _, value in layers],
@@ -81,11 +82,11 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
         SessionExistsError: the name is taken.
         OutOfBlocksError: it does not fit; nothing was opened.
     """
-    session = parts.open_session(core, name, tenant)
+    session = parts.open_session(core, name, tenant, saved.manifest.max_tokens)
     try:
         session.restore(saved.manifest.transcript, saved.tokens)
         session.sequence.adopt_prefix()
-        obstacle = kv_obstacle(core, saved, parts)
+        obstacle = kv_obstacle(core, saved, parts.numeric_class(session.limits.max_tokens))
         if obstacle is None:
             _write_kv(core, session, saved)
         else:
@@ -97,12 +98,12 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
     return session
 
 
-def kv_obstacle(core: EngineCore, saved: SavedSession, parts: RuntimeParts) -> str | None:
+def kv_obstacle(core: EngineCore, saved: SavedSession, numeric_class: str) -> str | None:
     """Why the saved KV is not used here; None if it is."""
     if saved.kv_problem is not None:
         return saved.kv_problem
-    if saved.numeric_class != parts.numeric_class:
-        return f"saved in {saved.numeric_class}, this runtime computes in {parts.numeric_class}"
+    if saved.numeric_class != numeric_class:
+        return f"saved in {saved.numeric_class}, and computed here in {numeric_class}"
     layout = core.manager.pool.layout
     tokens = saved.manifest.num_computed
     for name, tensors, sizes in (

@@ -43,10 +43,14 @@ class RuntimeParts:
         self._identity: str | None = None
         self._identity_lock = threading.Lock()
 
-    @property
-    def numeric_class(self) -> str:
-        """What makes equal computations give other bits: here the compute dtype."""
-        return str(self.engine.info.compute_dtype).removeprefix("torch.")
+    def numeric_class(self, max_tokens: int) -> str:
+        """What gives equal tokens other keys in a session that may grow to ``max_tokens``.
+
+        The compute dtype, and for a model whose positions depend on the length what that makes of them.
+        """
+        dtype = str(self.engine.info.compute_dtype).removeprefix("torch.")
+        positions = self.engine.position_class(max_tokens)
+        return f"{dtype}, positions: {positions}" if positions else dtype
 
     def identity(self) -> str:
         """The model's identity. Any thread; reads all weights the first time."""
@@ -59,18 +63,26 @@ class RuntimeParts:
         """Where a tenant's sessions are saved by name. Any thread."""
         return FileSessionStore(self._sessions_folder / tenant_folder_name(check_name("tenant", tenant)))
 
-    def open_session(self, core: EngineCore, name: str | None, tenant: str) -> CacheSession:
-        """A new empty session. Engine thread."""
+    def open_session(
+        self, core: EngineCore, name: str | None, tenant: str, max_tokens: int | None = None
+    ) -> CacheSession:
+        """A new empty session that may grow to ``max_tokens``, or to the runtime's limit. Engine thread."""
         session_id = core.sessions.free_name(name)
-        session = CacheSession(
-            session_id, self._new_sequence(core.manager, session_id, tenant), self.limits, tenant=tenant
-        )
+        limits = self.limits
+        if max_tokens is not None:
+            limits = SessionLimits(min(max_tokens, limits.max_tokens), limits.vocab_size)
+        sequence = self._new_sequence(core.manager, session_id, tenant, limits.max_tokens)
+        session = CacheSession(session_id, sequence, limits, tenant=tenant)
         core.sessions.add(session)
         return session
 
-    def _new_sequence(self, manager: BlockManager, session_id: SessionId, tenant: str) -> SequenceCache:
+    def _new_sequence(
+        self, manager: BlockManager, session_id: SessionId, tenant: str, max_tokens: int
+    ) -> SequenceCache:
         owner = self._owners.setdefault(tenant, OwnerId(len(self._owners) + 1))
-        root = PrefixRoot(model=self.engine.info.model_name, tenant=tenant, numeric_class=self.numeric_class)
+        root = PrefixRoot(
+            model=self.engine.info.model_name, tenant=tenant, numeric_class=self.numeric_class(max_tokens)
+        )
         return SequenceCache(manager, root, owner=owner, label=f"session {session_id}")
 
     def run(self, work: Callable[[EngineCore], object]) -> None:

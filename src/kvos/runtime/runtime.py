@@ -35,6 +35,7 @@ from kvos.sequences import BlockHasher, BlockManager
 from kvos.serving import EngineCore, EngineThread, StepBudget
 from kvos.sessions import ChatRenderer, MessageInput, SavedSession, SessionLimits
 from kvos.storage import BlockPool
+from kvos.types import shown
 
 __all__ = ["DEFAULT_MODEL", "DEFAULT_TENANT", "Runtime", "open_runtime"]
 
@@ -94,9 +95,19 @@ class Runtime:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def session(
-        self, name: str | None = None, *, tenant: str = DEFAULT_TENANT, messages: MessageInput | None = None
+        self,
+        name: str | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        messages: MessageInput | None = None,
+        max_tokens: int | None = None,
     ) -> Session:
         """Open a session; without a name it gets one. It holds its blocks until it is closed.
+
+        Args:
+            max_tokens: how long it may become at most; by default as long as the runtime allows. Forks have the same.
+                For models whose positions depend on the length (dynamic and longrope RoPE) this is the length that
+                they are computed for.
 
         Raises:
             SessionExistsError: an open session has that name.
@@ -106,7 +117,10 @@ class Runtime:
         if name is not None:
             check_name("session", name)
         check_name("tenant", tenant)
-        session = Session(self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant)))
+        _check_max_tokens(max_tokens)
+        session = Session(
+            self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant, max_tokens))
+        )
         if messages is not None:
             try:
                 session.append(messages)
@@ -115,9 +129,11 @@ class Runtime:
                 raise
         return session
 
-    def async_session(self, name: str | None = None, *, tenant: str = DEFAULT_TENANT) -> AsyncSession:
+    def async_session(
+        self, name: str | None = None, *, tenant: str = DEFAULT_TENANT, max_tokens: int | None = None
+    ) -> AsyncSession:
         """The same for asyncio; returns at once."""
-        return AsyncSession(self.session(name, tenant=tenant))
+        return AsyncSession(self.session(name, tenant=tenant, max_tokens=max_tokens))
 
     def get(self, name: str) -> Session:
         """The open session of that name; raises SessionNotFoundError, or InvalidInputError if it isn't text."""
@@ -264,6 +280,13 @@ def open_runtime(
     except BaseException:
         engine.close()
         raise
+
+
+def _check_max_tokens(wish: int | None) -> None:
+    if wish is None:
+        return
+    if isinstance(wish, bool) or not isinstance(wish, int) or wish < 1:
+        raise InvalidInputError(f"max_tokens is {shown(wish)}; expected a whole number from 1")
 
 
 def _shut_down(publisher: StatsPublisher, thread: EngineThread, engine: Engine) -> None:

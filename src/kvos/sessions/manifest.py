@@ -23,6 +23,7 @@ class SessionManifest:
         name: of the session when it was saved.
         num_tokens: token ids that belong to it.
         num_computed: of those, how many have KV beside it.
+        max_tokens: how long it may become; None for as long as its runtime allows.
     """
 
     name: str
@@ -30,6 +31,7 @@ class SessionManifest:
     num_tokens: int
     num_computed: int
     transcript: Transcript
+    max_tokens: int | None = None
 
     def to_json(self) -> str:
         fields = asdict(self)
@@ -71,6 +73,7 @@ class SessionManifest:
             (all(isinstance(text, str) for text in texts), "a text is not a text"),
             (all(span.version is None or isinstance(span.version, str) for span in spans), "a version is not a text"),
             (all(type(number) is int for number in numbers), "a count is not a whole number"),
+            (self.max_tokens is None or (type(self.max_tokens) is int and self.max_tokens >= 1), "an impossible limit"),
             (all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False)), "gaps"),
             (all(span.id == number for number, span in enumerate(spans)), "spans out of order"),
             (edges[-1] == self.num_tokens, "the spans do not cover the tokens"),

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.mkldnn import MkldnnLinear
 
 from kvos.engine.probe import probe_layers
+from kvos.engine.rope import declared_length
 
 __all__ = ["NoiseFloor", "Reference", "cover", "spread"]
 
@@ -27,10 +28,15 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Reference:
-    """Plain runs of a Transformers model, one sequence a call, ``use_cache=False``."""
+    """Plain runs of a Transformers model, one sequence a call, ``use_cache=False``.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        declared: the length that sequences declare, for models whose positions depend on it.
+    """
+
+    def __init__(self, model: Any, declared: int | None = None) -> None:
         self._model = model.eval()
+        self._declared = declared
         if any(layer.softcap is not None or layer.has_sinks for layer in probe_layers(model)):
             model.set_attn_implementation("eager")  # the fused ones of the library have ignored a soft cap before
         self._device = model.device
@@ -45,7 +51,8 @@ class Reference:
     def _run(self, rows: list[tuple[int, ...]], *, keep: int, mask: torch.Tensor | None = None) -> torch.Tensor:
         tokens = torch.tensor(rows, dtype=torch.long, device=self._device)
         given = {} if mask is None else {"attention_mask": mask.to(self._device)}
-        output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=keep, **given)
+        with declared_length(self._model, self._declared):
+            output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=keep, **given)
         logits: torch.Tensor = output.logits.cpu()
         return logits if logits.dtype == torch.float64 else logits.float()
 

@@ -71,8 +71,10 @@ def run_verify(
     else:
         loaded = load_model(config=chosen, model=model, tokenizer=tokenizer)
     # An engine changes the model object while it is open, so the reference needs one of its own.
-    judge = Judge(Reference(copy.deepcopy(loaded.model)))
-    verification = _Verification(Workplace(loaded.model, loaded.tokenizer, chosen), judge, seed, max_trials)
+    plain = copy.deepcopy(loaded.model)
+    workplace = Workplace(loaded.model, loaded.tokenizer, chosen)
+    judge = Judge(Reference(plain, workplace.max_tokens))
+    verification = _Verification(workplace, judge, seed, max_trials)
     started = time.perf_counter()
     verification.run(range(first_round, first_round + rounds), progress or SilentProgress())
     return VerifyReport(

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvos.config import KvosConfig
 from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.support import context_of
 from kvos.models.dtypes import short_name
 from kvos.runtime import Runtime, open_runtime
 
@@ -38,6 +39,7 @@ class Workplace:
 
     def __init__(self, model: Any, tokenizer: Any, config: KvosConfig) -> None:
         self.vocab_size: int = model.config.vocab_size
+        self.max_tokens = min(context_of(model.config), POOL_TOKENS)
         self._layers = probe_layers(model)
         self._model = model
         self._visiting_model = _sharing_weights(model)
