@@ -27,7 +27,7 @@ __all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment", "tenan
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
 
-SWITCHES = ("offline", "publish_stats", "untested_models")
+SWITCHES = ("deterministic", "offline", "publish_stats", "untested_models")
 """Settings that are true or false."""
 
 LONGEST_HEX = 200
@@ -87,6 +87,8 @@ class KvosConfig:
         threads: threads for torch's operators. Default ``None``: torch's own choice, the physical cores.
         kernels: ``auto`` or ``generic``. Default ``auto``: compiled kernels where they can be built. ``generic`` is
             plain torch, the reference that the compiled ones are tested against.
+        deterministic: batch-invariant mode: the same token ids give the same bits whatever else is served and whatever
+            the cache did, so that a hit is bitwise equal to a recompute. Default false: it costs speed. CPU only.
         untested_models: take model types that nobody has tested, if they pass a self-test when opened. Default false.
         offline: never reach for the network. Default false: opening the default model for the first time fetches it.
         publish_stats: write counters to a file in ``home/run`` every two seconds that they change, for ``kvos stats``.
@@ -109,6 +111,7 @@ class KvosConfig:
     max_running: int = 32
     threads: int | None = None
     kernels: Literal["auto", "generic"] = "auto"
+    deterministic: bool = False
     offline: bool = False
     untested_models: bool = False
     publish_stats: bool = True

@@ -22,6 +22,7 @@ VERIFY_HELP = help_text(
     """,
     ("kvos verify", "a quick look, in the dtype that kvos would choose"),
     ("kvos verify --dtype fp64 --rounds 200", "the logic alone, thoroughly"),
+    ("kvos verify --bitwise --dtype bf16", "in deterministic mode, to the bit"),
     ("kvos verify --seed 17 --round 42 --rounds 1", "round 42 of seed 17 again"),
     after="Exit code 1 means a mismatch; seed, round and the shortest history that shows it are printed.",
 )
@@ -33,6 +34,9 @@ def verify(
     rounds: Annotated[int, typer.Option("--rounds", "-n", min=1, metavar="N", help="Random histories.")] = 20,
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the histories.")] = 0,
     first_round: Annotated[int, typer.Option("--round", min=0, metavar="N", help="Begin with this round.")] = 0,
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="In deterministic mode: every hit equals a recompute to the bit.")
+    ] = False,
     json_file: JsonOption = None,
     device: DeviceOption = None,
 ) -> None:
@@ -41,7 +45,15 @@ def verify(
     with working("Loading PyTorch ..."):
         from kvos.models.progress import BarProgress
         from kvos.verify import render_report, run_verify
-    report = run_verify(model, config=config, rounds=rounds, seed=seed, first_round=first_round, progress=BarProgress())
+    report = run_verify(
+        model,
+        config=config,
+        rounds=rounds,
+        seed=seed,
+        first_round=first_round,
+        progress=BarProgress(),
+        bitwise=bitwise,
+    )
     write_json(json_file, report.as_dict())
     output_console().print(render_report(report))
     raise typer.Exit(report.exit_code)

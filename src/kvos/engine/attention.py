@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan, SlotIndex
+from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan, RowPlan, SlotIndex
 from kvos.engine.scores import attend
 from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
@@ -161,6 +161,8 @@ class PackedForward:
             _attend_chunk(chunk, layer, queries, keys, values, call, out)
         for group in reads.decodes:
             _attend_decodes(group, layer, queries, call, out)
+        for sequence in reads.rows:
+            _attend_rows(sequence, layer, queries, call, out)
         return out[None]
 
     def _store(self, writes: SlotIndex, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -249,6 +251,29 @@ def _attend_decodes(group: DecodePlan, layer: int, queries: torch.Tensor, call: 
         sinks=call.sinks,
     )
     out.index_copy_(0, group.rows, attended.squeeze(2))
+
+
+def _attend_rows(plan: RowPlan, layer: int, queries: torch.Tensor, call: LayerCall, out: torch.Tensor) -> None:
+    """A call per row: its shapes depend on the row's own context alone."""
+    keys, values = (kv.transpose(0, 1)[None] for kv in plan.index.read(layer))
+    grouped = queries.unflatten(1, (keys.shape[1], -1))
+    plain = call.softcap is None and call.sinks is None
+    for row, (first, last) in enumerate(plan.seen, plan.start):
+        seen = slice(first, last)
+        if plain:
+            attended = scaled_dot_product_attention(
+                grouped[row][None], keys[:, :, seen], values[:, :, seen], scale=call.scale
+            )
+        else:
+            attended = attend(
+                queries[row][None, :, None],
+                keys[:, :, seen],
+                values[:, :, seen],
+                scale=call.scale,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+        out[row] = attended.reshape(out.shape[1:])
 
 
 def _attention(

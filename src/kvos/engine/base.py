@@ -71,6 +71,7 @@ class EngineInfo:
         max_positions: the longest sequence that the model was made for, in tokens.
         num_layers: decoder layers, each with one attention call.
         compute_dtype: dtype of weights, activations and KV.
+        deterministic: the same tokens give the same bits, whatever the batch and the cache did.
     """
 
     model_name: str
@@ -78,6 +79,7 @@ class EngineInfo:
     max_positions: int
     num_layers: int
     compute_dtype: torch.dtype
+    deterministic: bool = False
 
 
 class Engine(ABC):
@@ -108,6 +110,11 @@ class Engine(ABC):
 
         Sequences of different classes share no keys. Empty, as for most models: on nothing.
         """
+        return ""
+
+    @property
+    def arithmetic(self) -> str:
+        """What decides on bits, where they are promised (``info.deterministic``); else empty."""
         return ""
 
     @abstractmethod

@@ -7,6 +7,9 @@
                  decodes   groups of sequences with one new row, of similar length, attended in one call
                  chunks    sequences with several new rows, one call each (more, when the chunk is long)
 
+In batch-invariant mode rows are attended one by one instead, each in a call of its own, so that what is beside a row
+cannot change its bits.
+
 A layer with a sliding window sees the last ``window`` tokens, itself included: what lies before is not even gathered.
 """
 
@@ -25,7 +28,17 @@ from kvos.errors import EngineContractError
 from kvos.storage import BlockPool
 from kvos.types import SlotIds
 
-__all__ = ["BatchPlan", "ChunkPlan", "DecodePlan", "ReadPlan", "SlotIndex", "Tile", "check_batch", "context_slots"]
+__all__ = [
+    "BatchPlan",
+    "ChunkPlan",
+    "DecodePlan",
+    "ReadPlan",
+    "RowPlan",
+    "SlotIndex",
+    "Tile",
+    "check_batch",
+    "context_slots",
+]
 
 TILE_ROWS = 256
 """Rows of a chunk that are attended at once where a mask is needed: bounds the mask to ``TILE_ROWS * context``."""
@@ -158,16 +171,33 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One sequence, row by row.
+
+    Attributes:
+        start: its first row of the batch.
+        index: slots of the context that its rows see.
+        seen: for each row the keys ``[first, last)`` of the index.
+    """
+
+    start: int
+    index: SlotIndex
+    seen: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadPlan:
     """What layers of one window read.
 
     Attributes:
         decodes: groups of sequences with one row; empty when a compiled kernel does them.
         chunks: sequences with several rows.
+        rows: all sequences, in batch-invariant mode; the other two are empty then.
     """
 
     decodes: tuple[DecodePlan, ...]
     chunks: tuple[ChunkPlan, ...]
+    rows: tuple[RowPlan, ...] = ()
 
 
 class BatchPlan:
@@ -175,16 +205,20 @@ class BatchPlan:
 
     Args:
         compiled: writes and decodes are left to a compiled kernel.
+        row_by_row: batch-invariant mode.
 
     Attributes:
         write_rows: rows to store, None for all of them.
         writes: where they go; None when a compiled kernel stores them.
     """
 
-    def __init__(self, batch: PackedBatch, pool: BlockPool, *, compiled: bool = False) -> None:
+    def __init__(
+        self, batch: PackedBatch, pool: BlockPool, *, compiled: bool = False, row_by_row: bool = False
+    ) -> None:
         self._batch = batch
         self._pool = pool
         self._compiled = compiled
+        self._row_by_row = row_by_row
         self._longest = int(batch.context_lengths.max())
         self._reads: dict[int | None, ReadPlan] = {}
         self.write_rows: torch.Tensor | None = None
@@ -205,6 +239,8 @@ class BatchPlan:
 
     def _plan(self, window: int | None) -> ReadPlan:
         batch, pool = self._batch, self._pool
+        if self._row_by_row:
+            return ReadPlan((), (), tuple(_rows(batch, pool, n, window) for n in range(batch.num_sequences)))
         rows = np.diff(batch.query_starts)
         chunks = tuple(_chunk(batch, pool, int(sequence), window) for sequence in np.flatnonzero(rows > 1))
         decodes = () if self._compiled else tuple(_decode_groups(batch, pool, np.flatnonzero(rows == 1), window))
@@ -288,6 +324,16 @@ def _decode_group(
         mask = additive(hidden, pool.layout.dtype)[:, None, None, :]
     rows = torch.from_numpy(batch.query_starts[group]).to(pool.device)
     return DecodePlan(rows, SlotIndex(pool, slots.reshape(-1)), width, mask)
+
+
+def _rows(batch: PackedBatch, pool: BlockPool, sequence: int, window: int | None) -> RowPlan:
+    start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
+    length = int(batch.context_lengths[sequence])
+    ends = range(length - (stop - start) + 1, length + 1)
+    firsts = [0 if window is None else max(0, end - window) for end in ends]
+    slots = context_slots(batch.block_tables[sequence], length, pool.layout.block_size)
+    seen = tuple((first - firsts[0], end - firsts[0]) for first, end in zip(firsts, ends, strict=True))
+    return RowPlan(start, SlotIndex(pool, slots[firsts[0] :]), seen)
 
 
 def _chunk(batch: PackedBatch, pool: BlockPool, sequence: int, window: int | None) -> ChunkPlan:

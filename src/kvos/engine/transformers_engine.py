@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from kvos.engine.attention import ATTENTION_NAME, PackedForward, running
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
+from kvos.engine.batch_invariance import check_bits, check_deterministic, padded
 from kvos.engine.identity import model_identity
 from kvos.engine.kernels import Kernels, KernelSet, select_kernels
 from kvos.engine.plan import BatchPlan, check_batch
@@ -19,7 +21,7 @@ from kvos.engine.probe import layout_from, probe_layers
 from kvos.engine.rope import DeclaredRope
 from kvos.engine.support import check_model, context_of
 from kvos.engine.trial import Trial
-from kvos.errors import EngineContractError
+from kvos.errors import EngineContractError, InvalidConfigError
 from kvos.models.architectures import ARCHITECTURES
 from kvos.storage import BlockPool
 
@@ -42,6 +44,8 @@ class TransformersEngine(Engine):
         kernels: ``auto`` takes what this machine has and what pays; ``generic`` is plain PyTorch; or a
             ``Kernels`` to choose one by one.
         kernel_folder: where compiled kernels are kept between processes; None compiles in each (seconds).
+        deterministic: batch-invariant: the same token ids give the same bits, whatever else is in the batch, however
+            they are cut into chunks, and whatever was cached. On the CPU; slower.
         untested: take a model type that nobody has tested, if it passes a thorough trial run.
 
     Raises:
@@ -60,10 +64,16 @@ class TransformersEngine(Engine):
         kernels: Kernels | Literal["auto", "generic"] = "auto",
         kernel_folder: Path | None = None,
         untested: bool = False,
+        deterministic: bool = False,
     ) -> None:
         dtype = check_model(model, untested=untested)
         config = model.config
-        self.info = EngineInfo(model_name, config.vocab_size, context_of(config), config.num_hidden_layers, dtype)
+        if deterministic:
+            check_deterministic(model)
+            kernels = _without_compiled_attention(kernels)
+        self.info = EngineInfo(
+            model_name, config.vocab_size, context_of(config), config.num_hidden_layers, dtype, deterministic
+        )
         self._model = model
         self._device = model.device
         self._pool: BlockPool | None = None
@@ -86,6 +96,8 @@ class TransformersEngine(Engine):
             model.set_attn_implementation(ATTENTION_NAME)
             self._rope = DeclaredRope(model)
             trial.check(self._run, self.layout, self._device, model_name)
+            if deterministic:
+                check_bits(self._run, self.layout, config.vocab_size, model_name)
         except BaseException:
             self.close()
             raise
@@ -121,10 +133,14 @@ class TransformersEngine(Engine):
                 "the engine was closed, or someone changed the model object"
             )
         check_batch(batch, pool)
+        deterministic = self.info.deterministic
+        outputs = len(batch.logit_rows)
+        if deterministic:
+            batch = padded(batch)
+        kernel = self._selected().decode_kernel(batch, pool)
+        plan = BatchPlan(batch, pool, compiled=kernel is not None, row_by_row=deterministic)
         if self._rope is not None:
             self._rope.prepare(_per_row(batch))
-        kernel = self._selected().decode_kernel(batch, pool)
-        plan = BatchPlan(batch, pool, compiled=kernel is not None)
         forward = PackedForward(plan, pool, kernel)
         with running(forward):
             output = self._model(
@@ -135,11 +151,18 @@ class TransformersEngine(Engine):
                 logits_to_keep=self._tensor(batch.logit_rows),
             )
         forward.finish()
-        logits: torch.Tensor = output.logits[0]
+        logits: torch.Tensor = output.logits[0, :outputs]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    @property
+    def arithmetic(self) -> str:
+        if not self.info.deterministic:
+            return ""
+        chosen = self.kernels
+        return f"deterministic, {chosen.linear} linear, {chosen.norm} norm, {torch.get_num_threads()} threads"
 
     def position_class(self, max_tokens: int) -> str:
         return "" if self._rope is None else self._rope.position_class(max_tokens)
@@ -168,3 +191,12 @@ def _per_row(batch: PackedBatch) -> npt.NDArray[np.int64]:
     """The declared length of each row's sequence."""
     lengths = batch.context_lengths if batch.declared_lengths is None else batch.declared_lengths
     return np.repeat(lengths, np.diff(batch.query_starts))
+
+
+def _without_compiled_attention(kernels: Kernels | Literal["auto", "generic"]) -> Kernels | Literal["generic"]:
+    """The compiled attention kernel adds up in another order than one call per row."""
+    if kernels == "auto":
+        return Kernels(attention="generic")
+    if isinstance(kernels, Kernels) and kernels.attention == "numba":
+        raise InvalidConfigError("the numba attention kernel is not for deterministic mode; use attention='auto'")
+    return replace(kernels, attention="generic") if isinstance(kernels, Kernels) else kernels

@@ -46,11 +46,16 @@ class RuntimeParts:
     def numeric_class(self, max_tokens: int) -> str:
         """What gives equal tokens other keys in a session that may grow to ``max_tokens``.
 
-        The compute dtype, and for a model whose positions depend on the length what that makes of them.
+        The compute dtype, for a model whose positions depend on the length what that makes of them, and whether bits
+        are promised.
         """
-        dtype = str(self.engine.info.compute_dtype).removeprefix("torch.")
+        parts = [str(self.engine.info.compute_dtype).removeprefix("torch.")]
         positions = self.engine.position_class(max_tokens)
-        return f"{dtype}, positions: {positions}" if positions else dtype
+        if positions:
+            parts.append(f"positions: {positions}")
+        if self.engine.arithmetic:
+            parts.append(self.engine.arithmetic)
+        return ", ".join(parts)
 
     def identity(self) -> str:
         """The model's identity. Any thread; reads all weights the first time."""

@@ -274,6 +274,7 @@ def open_runtime(
         kernels=chosen.kernels,
         kernel_folder=chosen.home / "kernels",
         untested=chosen.untested_models,
+        deterministic=chosen.deterministic,
     )
     try:
         return Runtime(engine, loaded.tokenizer, config=chosen, eos_ids=_eos_ids(loaded), device=loaded.device)

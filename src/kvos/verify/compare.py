@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvos.verify.observed import Fault, FaultKind, LogitRecord, Observation, TokenRecord
-from kvos.verify.reference import NoiseFloor, Reference, cover
+from kvos.verify.reference import FreshRuns, NoiseFloor, Reference, cover
 
 __all__ = ["FP64_TOLERANCE", "NOISE_FACTOR", "Judge", "Tally"]
 
@@ -76,25 +76,32 @@ class Judge:
     """Compares observations with runs of ``reference``.
 
     Attributes:
-        floor: measured as the rounds go, on their own sequences.
+        reference: fresh runs of kvos are compared with to the bit.
+        floor: measured as the rounds go, on their own sequences; None where bits are compared.
         tally: of all rounds that were judged.
     """
 
-    reference: Reference
-    floor: NoiseFloor = field(init=False)
+    reference: Reference | FreshRuns
+    floor: NoiseFloor | None = field(init=False)
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self.floor = NoiseFloor(self.reference)
+        self.floor = NoiseFloor(self.reference) if isinstance(self.reference, Reference) else None
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.floor is None
 
     @property
     def is_exact(self) -> bool:
-        """In float64 the limit is fixed; the floor is only for information."""
-        return self.reference.dtype == torch.float64
+        """For bits and in float64 the limit is fixed; the floor is only for information."""
+        return self.is_bitwise or self.reference.dtype == torch.float64
 
     @property
     def limit(self) -> float:
         """Largest allowed difference of a logit; in float64 as a share of the largest logit."""
+        if self.floor is None:
+            return 0.0
         return FP64_TOLERANCE if self.is_exact else NOISE_FACTOR * self.floor.value
 
     def judge(self, seen: Observation, *, round_number: int | None = None) -> Fault | None:
@@ -119,6 +126,8 @@ class Judge:
         return min(faults, key=lambda fault: fault.operation, default=None)
 
     def _sample_floor(self, number: int, runs: dict[tuple[int, ...], int]) -> None:
+        if self.floor is None:
+            return
         due = self.floor.sequences < FIRST_FLOORS or (not self.is_exact and number % FLOOR_EVERY == 0)
         if due and runs:
             ids = max(runs, key=lambda sequence: len(sequence) - runs[sequence])
@@ -127,7 +136,7 @@ class Judge:
     def _compare(self, record: LogitRecord | TokenRecord, run: _Run) -> _Verdict:
         rows = run.logits[record.first_row - run.first_row : len(record.ids) - run.first_row]
         verdict = self._verdict(record, rows)
-        if verdict.fault is None or self.is_exact:
+        if verdict.fault is None or self.is_exact or self.floor is None:
             return verdict
         self.floor.measure(run.ids, run.first_row)  # judged by the noise on these very ids and positions
         return self._verdict(record, rows)
@@ -175,6 +184,8 @@ class Judge:
         return _Verdict(counted)
 
     def _limit_text(self) -> str:
+        if self.is_bitwise:
+            return "0, bit by bit"
         if self.is_exact:
             return f"{self.limit:g} of the largest logit"
         return f"{self.limit:.3g}, that is {NOISE_FACTOR:g} noise floors"

@@ -11,14 +11,17 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.mkldnn import MkldnnLinear
 
+from kvos.engine import PackedBatch, TransformersEngine
 from kvos.engine.probe import probe_layers
 from kvos.engine.rope import declared_length
+from kvos.storage import BlockPool
 
-__all__ = ["NoiseFloor", "Reference", "cover", "spread"]
+__all__ = ["FreshRuns", "NoiseFloor", "Reference", "cover", "spread"]
 
 MIN_PAIRS = 8
 LINEAR_CHUNKS = (1, 3, 8)
@@ -122,6 +125,41 @@ def _chunked(linear: nn.Linear, *, rows: int) -> Forward:
     """The layer, given ``rows`` tokens at a time."""
     whole: Forward = linear.forward
     return lambda x: torch.cat([whole(part) for part in x.split(rows, dim=-2)], dim=-2)
+
+
+class FreshRuns:
+    """What kvos itself computes where nothing is cached, in one piece, alone: bits to compare with.
+
+    Args:
+        model: one that no engine has open; a deterministic engine takes it.
+        max_tokens: the longest sequence, and the length that sequences declare.
+    """
+
+    def __init__(self, model: Any, max_tokens: int) -> None:
+        self._engine = TransformersEngine(model, deterministic=True)
+        blocks = self._engine.layout.blocks_for(max_tokens)
+        pool = BlockPool(self._engine.layout, max_blocks=blocks, blocks_per_segment=blocks, device=model.device)
+        pool.grow()
+        self._engine.attach(pool)
+        self._max_tokens = max_tokens
+        self.vocab_size: int = model.config.vocab_size
+        self.dtype: torch.dtype = model.dtype
+
+    def logits(self, ids: tuple[int, ...], first_row: int = 0) -> torch.Tensor:
+        """Logits behind tokens ``first_row`` to the end of ``ids``: ``[rows, vocab]``, never below float32."""
+        n = len(ids)
+        batch = PackedBatch(
+            token_ids=np.array(ids, np.int32),
+            positions=np.arange(n),
+            write_rows=np.arange(n),
+            write_slots=np.arange(n),
+            query_starts=np.array([0, n]),
+            context_lengths=np.array([n]),
+            block_tables=np.arange(self._engine.layout.blocks_for(n))[None],
+            logit_rows=np.arange(first_row, n),
+            declared_lengths=np.array([self._max_tokens]),
+        )
+        return self._engine.forward(batch).clone()
 
 
 class NoiseFloor:

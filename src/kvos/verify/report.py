@@ -62,6 +62,7 @@ class VerifyReport:
         operations: how often each kind of operation did something.
         counters: of all runtimes together, see ``kvos.counters.COUNTERS``.
         interrupted: Ctrl-C ended it early.
+        bitwise: compared to the bit, in deterministic mode; there is no floor then.
     """
 
     model: str
@@ -79,6 +80,7 @@ class VerifyReport:
     seconds: float = 0.0
     mismatch: Mismatch | None = None
     interrupted: bool = False
+    bitwise: bool = False
 
     @property
     def ok(self) -> bool:
@@ -98,7 +100,7 @@ class VerifyReport:
         if self.mismatch is None:
             return None
         first, rounds = self.mismatch.first_round, self.mismatch.round_number - self.mismatch.first_round + 1
-        where = f"--model {self.model} --dtype {self.dtype}"
+        where = f"--model {self.model} --dtype {self.dtype}" + (" --bitwise" if self.bitwise else "")
         return f"kvos verify {where} --seed {self.seed} --round {first} --rounds {rounds}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,15 +131,16 @@ def _figures(report: VerifyReport) -> Table:
         f"{tally.largest_difference:.3g} logits, {tally.largest_relative:.2g} of the largest logit "
         f"({tally.logit_rows} rows of logits)",
     )
-    table.add_row(
-        "noise floor",
-        f"{report.floor:.3g} logits over {report.floor_pairs} pairs of runs without cache, "
-        f"of {report.floor_sequences} sequences",
-    )
-    limit = (
-        f"{FP64_TOLERANCE:g} of the largest logit" if exact else f"{report.limit:.3g} logits, {NOISE_FACTOR:g} floors"
-    )
-    table.add_row("limit", limit)
+    if report.bitwise:
+        table.add_row("limit", "none: every bit of every logit is compared with kvos without a cache")
+    else:
+        table.add_row(
+            "noise floor",
+            f"{report.floor:.3g} logits over {report.floor_pairs} pairs of runs without cache, "
+            f"of {report.floor_sequences} sequences",
+        )
+        floors = f"{report.limit:.3g} logits, {NOISE_FACTOR:g} floors"
+        table.add_row("limit", f"{FP64_TOLERANCE:g} of the largest logit" if exact else floors)
     table.add_row(
         "generated tokens", f"{tally.tokens_compared} compared, {tally.tokens_skipped} skipped as too close to call"
     )

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvos.config import KvosConfig
@@ -21,7 +21,7 @@ from kvos.verify.histories import history
 from kvos.verify.observed import Fault
 from kvos.verify.operations import Operation
 from kvos.verify.player import Player
-from kvos.verify.reference import Reference
+from kvos.verify.reference import FreshRuns, Reference
 from kvos.verify.report import Mismatch, VerifyReport
 from kvos.verify.shrink import MAX_TRIALS, shrink
 from kvos.verify.stage import Stage
@@ -42,6 +42,7 @@ def run_verify(
     first_round: int = 0,
     progress: Progress | None = None,
     max_trials: int = MAX_TRIALS,
+    bitwise: bool = False,
 ) -> VerifyReport:
     """Play random histories and compare every logit and token with runs without any cache.
 
@@ -54,6 +55,7 @@ def run_verify(
         rounds: how many, from ``first_round`` on.
         seed: of the histories and their token ids; 0 or more.
         progress: told of every round.
+        bitwise: run in deterministic mode, and compare with fresh runs of kvos without a cache, to the bit.
         max_trials: histories that are tried to find the shortest one that shows a mismatch; 0 for none.
 
     Raises:
@@ -72,8 +74,8 @@ def run_verify(
         loaded = load_model(config=chosen, model=model, tokenizer=tokenizer)
     # An engine changes the model object while it is open, so the reference needs one of its own.
     plain = copy.deepcopy(loaded.model)
-    workplace = Workplace(loaded.model, loaded.tokenizer, chosen)
-    judge = Judge(Reference(plain, workplace.max_tokens))
+    workplace = Workplace(loaded.model, loaded.tokenizer, replace(chosen, deterministic=True) if bitwise else chosen)
+    judge = Judge((FreshRuns if bitwise else Reference)(plain, workplace.max_tokens))
     verification = _Verification(workplace, judge, seed, max_trials)
     started = time.perf_counter()
     verification.run(range(first_round, first_round + rounds), progress or SilentProgress())
@@ -84,9 +86,10 @@ def run_verify(
         rounds=rounds,
         rounds_done=verification.rounds_done,
         tally=judge.tally,
-        floor=judge.floor.value,
-        floor_pairs=judge.floor.pairs,
-        floor_sequences=judge.floor.sequences,
+        bitwise=bitwise,
+        floor=0.0 if judge.floor is None else judge.floor.value,
+        floor_pairs=0 if judge.floor is None else judge.floor.pairs,
+        floor_sequences=0 if judge.floor is None else judge.floor.sequences,
         limit=judge.limit,
         operations=verification.operations,
         counters=verification.counters,

@@ -53,8 +53,11 @@ class Workplace:
         return self._open(self._model, BLOCK_SIZES[group % len(BLOCK_SIZES)], settings)
 
     def open_visitor(self, group: int) -> Runtime:
-        """A second runtime beside the first, with another block size and the generic kernels; the caller closes it."""
-        settings = replace(self._config, kernels="generic")
+        """A second runtime beside the first, with another block size; the caller closes it.
+
+        It has the generic kernels, except where bits are compared: other kernels have other bits.
+        """
+        settings = self._config if self._config.deterministic else replace(self._config, kernels="generic")
         return self._open(self._visiting_model, BLOCK_SIZES[(group + 2) % len(BLOCK_SIZES)], settings)
 
     def _open(self, model: Any, block_size: int, config: KvosConfig) -> Runtime:

@@ -1,0 +1,112 @@
+"""Batch-invariant mode: the same token ids give the same bits, whatever the batch, the chunks or the cache did.
+
+Two things of a forward depend on what is beside a row. Linear layers take other matrix kernels for few rows than for
+many; from ``ROW_MULTIPLE`` on, and in multiples of it, they add up alike, so batches are filled up with rows that
+nobody reads. Attention depends on how many rows share a call, so each row has one of its own. That this holds on a
+machine, and for a model, is tried when the model is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvos.engine.base import PackedBatch
+from kvos.engine.trial import Run
+from kvos.errors import EngineContractError, UnsupportedModelError
+from kvos.models.architectures import ARCHITECTURES, Need
+from kvos.storage import BlockPool, KVLayout
+
+__all__ = ["ROW_MULTIPLE", "check_bits", "check_deterministic", "padded"]
+
+ROW_MULTIPLE = 8
+TRIAL_TOKENS = 40
+TRIAL_CUTS = ((40,), (1,) * 40, (17, 1, 22), (3, 9, 28))
+
+
+def check_deterministic(model: PreTrainedModel) -> None:
+    """Refuse what cannot be batch-invariant.
+
+    Raises:
+        UnsupportedModelError: the text says why.
+    """
+    known = ARCHITECTURES.get(model.config.model_type)
+    if known is not None and Need.EXPERTS in known.needs:
+        raise UnsupportedModelError(
+            f"deterministic mode is not for a mixture of experts ({model.config.model_type!r}): how many tokens of a "
+            "batch share an expert changes their bits"
+        )
+    if model.device.type != "cpu":
+        raise UnsupportedModelError(f"deterministic mode is for the CPU; the model is on {model.device}")
+
+
+def padded(batch: PackedBatch) -> PackedBatch:
+    """The same batch with rows, and rows with logits, filled up to multiples of ``ROW_MULTIPLE``.
+
+    Further rows come as sequences of their own that compute the first sequence's last row again and store nothing.
+    Logits of further rows come last.
+    """
+    rows = -batch.num_rows % ROW_MULTIPLE
+    outputs = -len(batch.logit_rows) % ROW_MULTIPLE
+    last = int(batch.query_starts[1]) - 1
+
+    def again(values: np.ndarray, at: int, count: int) -> np.ndarray:
+        return np.concatenate([values, np.repeat(values[at : at + 1], count, axis=0)])
+
+    declared = batch.declared_lengths
+    return replace(
+        batch,
+        token_ids=again(batch.token_ids, last, rows),
+        positions=again(batch.positions, last, rows),
+        query_starts=np.concatenate([batch.query_starts, batch.num_rows + 1 + np.arange(rows)]),
+        context_lengths=again(batch.context_lengths, 0, rows),
+        block_tables=again(batch.block_tables, 0, rows),
+        logit_rows=again(batch.logit_rows, 0, outputs) if len(batch.logit_rows) else batch.logit_rows,
+        declared_lengths=None if declared is None else again(declared, 0, rows),
+    )
+
+
+@torch.inference_mode()
+def check_bits(run: Run, layout: KVLayout, vocab_size: int, name: str) -> None:
+    """Run the same tokens in several cuts, alone and beside others, and compare the bits.
+
+    Raises:
+        EngineContractError: they differ: this machine's kernels add up in another order than kvos knows.
+    """
+    ids = np.asarray((np.arange(TRIAL_TOKENS) * 7919 + 11) % 65537 % vocab_size, dtype=np.int32)
+    results = [_logits(run, layout, ids, cut, beside=beside) for beside in (0, 3) for cut in TRIAL_CUTS]
+    if not all(torch.equal(result, results[0]) for result in results):
+        raise EngineContractError(
+            f"{name} does not give the same bits in batches and chunks of other sizes on this machine; deterministic "
+            "mode is not possible here"
+        )
+
+
+def _logits(run: Run, layout: KVLayout, ids: np.ndarray, cut: tuple[int, ...], *, beside: int) -> torch.Tensor:
+    """Logits of all ``ids``, computed in pieces of ``cut`` with ``beside`` other sequences in each batch."""
+    size = layout.block_size
+    blocks = -(-len(ids) // size)
+    pool = BlockPool(layout, max_blocks=blocks * (1 + beside), blocks_per_segment=blocks * (1 + beside))
+    pool.grow()
+    tables = np.arange(blocks * (1 + beside)).reshape(1 + beside, blocks)
+    parts = []
+    start = 0
+    for rows in cut:
+        place = np.arange(start, start + rows)
+        starts = rows * np.arange(2 + beside)
+        batch = PackedBatch(
+            token_ids=np.concatenate([(ids[place] + 13 * n) % ids.max() for n in range(1, 1 + beside)] + [ids[place]]),
+            positions=np.tile(place, 1 + beside),
+            write_rows=np.arange(starts[-1]),
+            write_slots=np.concatenate([table[place // size] * size + place % size for table in tables]),
+            query_starts=starts,
+            context_lengths=np.full(1 + beside, start + rows),
+            block_tables=tables,
+            logit_rows=starts[-2] + np.arange(rows),
+        )
+        parts.append(run(batch, pool))
+        start += rows
+    return torch.cat(parts)
