@@ -56,18 +56,13 @@ def test_llama_with_positions_that_stand_alone_is_supported(rope: dict[str, Any]
 @pytest.mark.parametrize(
     ("model_type", "settings", "feature"),
     [
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic RoPE"),
-        ("llama", {"rope_parameters": LONGROPE}, "longrope RoPE"),
+        ("olmo2", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic RoPE"),
+        ("olmo2", {"rope_parameters": LONGROPE}, "longrope RoPE"),
         ("llama", {"is_causal": False}, "bidirectional attention"),
         ("t5", {}, "encoder-decoder"),
         ("bloom", {}, "ALiBi"),
         ("llava", {}, "inputs other than text"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention"),
-        (
-            "phi3",
-            {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
-            "longrope RoPE",
-        ),
         ("exaone4", {}, "not tested"),
     ],
 )

@@ -269,7 +269,7 @@ FILES = (
     PlantedFault(
         "another dtype's keys and values are used",
         "runtime/archive.py",
-        "    if saved.numeric_class != parts.numeric_class:\n",
+        "    if saved.numeric_class != numeric_class:\n",
         "    if False:\n",
         SAVE_LOAD,
     ),

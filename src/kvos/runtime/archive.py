@@ -103,7 +103,7 @@ def kv_obstacle(core: EngineCore, saved: SavedSession, numeric_class: str) -> st
     if saved.kv_problem is not None:
         return saved.kv_problem
     if saved.numeric_class != numeric_class:
-        return f"saved in {saved.numeric_class}, and computed here in {numeric_class}"
+        return f"saved in {saved.numeric_class}, this runtime computes in {numeric_class}"
     layout = core.manager.pool.layout
     tokens = saved.manifest.num_computed
     for name, tensors, sizes in (

@@ -85,9 +85,8 @@ class RuntimeParts:
         self, manager: BlockManager, session_id: SessionId, tenant: str, max_tokens: int
     ) -> SequenceCache:
         owner = self._owners.setdefault(tenant, OwnerId(len(self._owners) + 1))
-        root = PrefixRoot(
-            model=self.engine.info.model_name, tenant=tenant, numeric_class=self.numeric_class(max_tokens)
-        )
+        numbers = self.numeric_class(max_tokens)
+        root = PrefixRoot(model=self.engine.info.model_name, tenant=tenant, numeric_class=numbers)
         return SequenceCache(manager, root, owner=owner, label=f"session {session_id}")
 
     def run(self, work: Callable[[EngineCore], object]) -> None:
