@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
@@ -58,6 +59,7 @@ class SessionMachine(RuleBasedStateMachine):
             max_blocks=MAX_BLOCKS, blocks_per_segment=9, max_tokens=MOST_TOKENS, budget=StepBudget(24, 10, 4)
         )
         self.live: list[Expected] = []
+        self.numbers = count()
 
     def room(self) -> bool:
         return len(self.live) < MOST_SESSIONS
@@ -216,7 +218,7 @@ class SessionMachine(RuleBasedStateMachine):
     def load(self, saved: tuple[SavedSession, int] | None, tenant: str, other: Expected) -> Expected:
         if saved is None:
             return other
-        name = f"loaded {len(self.live)} {self.bench.count('blocks_allocated')} {self.bench.count('forks')}"
+        name = f"loaded {next(self.numbers)}"
         with suppress(OutOfBlocksError):
             session = import_session(self.bench.core, saved[0], self.bench.parts, name, tenant)
             return self.keep(Expected(session, saved[0].tokens.tolist(), saved[1]))
