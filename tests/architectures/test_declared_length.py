@@ -12,6 +12,7 @@ import kvos
 from architectures.families import FAMILIES, Family
 from engine.driver import Driver, Work
 from kvos.engine import DynamicCacheEngine, TransformersEngine
+from kvos.engine.identity import model_identity
 from kvos.errors import EngineContractError, InvalidInputError, UnsupportedModelError
 from kvos.serving import WhyComputed
 from kvos.testing import toy_tokenizer
@@ -125,6 +126,7 @@ def test_what_ran_before_does_not_change_a_models_identity(family: Family) -> No
     before = TransformersEngine(family.model()).identity()
     with torch.inference_mode():
         model(input_ids=torch.full((1, 140), 5), use_cache=False)  # the library adapts its frequencies
+    assert model_identity(model) == before
     assert TransformersEngine(model).identity() == before
 
 
