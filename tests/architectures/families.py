@@ -38,7 +38,11 @@ LONGROPE = {
     "long_factor": [2.0 + 0.5 * i for i in range(8)],
     "original_max_position_embeddings": 100,
 }
-PHI3_LONGROPE = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100, "sliding_window": WINDOW}
+PHI3_LONGROPE = {
+    "rope_parameters": LONGROPE,
+    "original_max_position_embeddings": 100,
+    "sliding_window": WINDOW,
+}
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 
 
