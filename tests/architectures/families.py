@@ -185,17 +185,5 @@ FAMILIES = {
         Family("llama", {"head_dim": 16, "rope_parameters": LONGROPE}, label="llama-longrope", declared=150),
         Family("phi3", PHI3_LONGROPE, label="phi3-longrope", declared=150),
         Family("phi3", PHI3_LONGROPE, label="phi3-longrope-short", declared=80),
-        Family(
-            "phi3",
-            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100},
-            label="phi3-longrope",
-            declared=150,
-        ),
-        Family(
-            "phi3",
-            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 100},
-            label="phi3-longrope-short",
-            declared=80,
-        ),
     )
 }
