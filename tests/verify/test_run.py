@@ -93,5 +93,6 @@ def test_the_default_model(dtype: str, rounds: Callable[[int, int], int]) -> Non
     config = KvosConfig.from_env(dtype=dtype, offline=True)
     report = run_verify(config=config, rounds=rounds(1 if dtype == "bf16" else 2, 200), seed=11)
     assert report.ok, report.mismatch
+    assert report.rounds_done == report.rounds
     assert report.model == "smollm2-135m"
     assert report.dtype == dtype
