@@ -21,7 +21,7 @@ from kvos.verify.histories import history
 from kvos.verify.observed import Fault
 from kvos.verify.operations import Operation
 from kvos.verify.player import Player
-from kvos.verify.reference import FreshRuns, Reference
+from kvos.verify.reference import FreshRuns, NoiseFloor, Reference
 from kvos.verify.report import Mismatch, VerifyReport
 from kvos.verify.shrink import MAX_TRIALS, shrink
 from kvos.verify.stage import Stage
@@ -68,28 +68,23 @@ def run_verify(
             "expected at least 1 round, and nothing negative"
         )
     chosen = KvosConfig.from_env() if config is None else config
-    if isinstance(model, str | os.PathLike):
-        loaded = load_model(model, config=chosen, tokenizer=tokenizer)
-    else:
-        loaded = load_model(config=chosen, model=model, tokenizer=tokenizer)
-    # An engine changes the model object while it is open, so the reference needs one of its own.
-    plain = copy.deepcopy(loaded.model)
+    spec = model if isinstance(model, str | os.PathLike) else None
+    loaded = load_model(spec, config=chosen, model=model if spec is None else None, tokenizer=tokenizer)
     workplace = Workplace(loaded.model, loaded.tokenizer, replace(chosen, deterministic=True) if bitwise else chosen)
-    judge = Judge((FreshRuns if bitwise else Reference)(plain, workplace.max_tokens))
+    # An engine changes the model object while it is open, so the reference needs one of its own.
+    judge = Judge((FreshRuns if bitwise else Reference)(copy.deepcopy(loaded.model), workplace.max_tokens))
     verification = _Verification(workplace, judge, seed, max_trials)
     started = time.perf_counter()
     verification.run(range(first_round, first_round + rounds), progress or SilentProgress())
     return VerifyReport(
-        model=str(model) if isinstance(model, str | os.PathLike) else loaded.name,
+        model=loaded.name if spec is None else str(spec),
         dtype=short_name(loaded.dtype).value,
         seed=seed,
         rounds=rounds,
         rounds_done=verification.rounds_done,
         tally=judge.tally,
         bitwise=bitwise,
-        floor=0.0 if judge.floor is None else judge.floor.value,
-        floor_pairs=0 if judge.floor is None else judge.floor.pairs,
-        floor_sequences=0 if judge.floor is None else judge.floor.sequences,
+        **_figures_of(judge.floor),
         limit=judge.limit,
         operations=verification.operations,
         counters=verification.counters,
@@ -97,6 +92,12 @@ def run_verify(
         mismatch=verification.mismatch,
         interrupted=verification.interrupted,
     )
+
+
+def _figures_of(floor: NoiseFloor | None) -> dict[str, Any]:
+    if floor is None:
+        return {"floor": 0.0, "floor_pairs": 0, "floor_sequences": 0}
+    return {"floor": floor.value, "floor_pairs": floor.pairs, "floor_sequences": floor.sequences}
 
 
 @dataclass(slots=True)
