@@ -68,8 +68,8 @@ def run_verify(
             "expected at least 1 round, and nothing negative"
         )
     chosen = KvosConfig.from_env() if config is None else config
-    spec = model if isinstance(model, str | os.PathLike) else None
-    loaded = load_model(spec, config=chosen, model=model if spec is None else None, tokenizer=tokenizer)
+    spec, given = (model, None) if isinstance(model, str | os.PathLike) else (None, model)
+    loaded = load_model(spec, config=chosen, model=given, tokenizer=tokenizer)
     workplace = Workplace(loaded.model, loaded.tokenizer, replace(chosen, deterministic=True) if bitwise else chosen)
     # An engine changes the model object while it is open, so the reference needs one of its own.
     judge = Judge((FreshRuns if bitwise else Reference)(copy.deepcopy(loaded.model), workplace.max_tokens))
