@@ -67,7 +67,8 @@ def test_a_difference_of_one_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     def nearly(engine: TransformersEngine, batch: object) -> torch.Tensor:
         logits = forward(engine, batch).clone()  # type: ignore[arg-type]
-        if len(batch.context_lengths) > 1:  # type: ignore[attr-defined]
+        rows = np.diff(batch.query_starts)  # type: ignore[attr-defined]
+        if len(logits) and batch.context_lengths[0] > rows[0]:  # type: ignore[attr-defined]  # fresh runs have no past
             logits[0, 0] = torch.nextafter(logits[0, 0], torch.tensor(torch.inf))
         return logits
 

@@ -105,6 +105,17 @@ def test_a_token_is_skipped_where_the_best_two_are_closer_than_the_limit() -> No
     assert judge.judge(Observation([TokenRecord(0, other, len(IDS))])) is not None
 
 
+def test_of_equal_best_logits_any_may_be_chosen() -> None:
+    judge = judge_of(torch.float64)
+    rows = judge.reference.logits(IDS, len(IDS) - 1).clone()
+    best, second, third = (int(i) for i in rows[0].topk(3).indices)
+    rows[0, second] = rows[0, best]
+    judge.reference.logits = lambda *_: torch.cat([rows, rows])  # type: ignore[method-assign, union-attr]
+    for token, is_fault in ((best, False), (second, False), (third, True)):
+        fault = judge.judge(Observation([TokenRecord(0, (*IDS, token), len(IDS))]))
+        assert (fault is not None) == is_fault
+
+
 def test_one_run_serves_every_prefix_of_its_sequence() -> None:
     judge = judge_of(torch.float64)
     records: list[LogitRecord | TokenRecord] = [
