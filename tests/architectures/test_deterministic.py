@@ -20,7 +20,7 @@ from kvos.serving import WhyComputed
 from kvos.testing import toy_model, toy_tokenizer
 from kvos.verify import run_verify
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+DTYPES = [torch.float32, torch.bfloat16]
 DENSE = [name for name, one in FAMILIES.items() if Need.EXPERTS not in ARCHITECTURES[one.model_type].needs]
 
 

@@ -26,9 +26,9 @@ def family(request: pytest.FixtureRequest) -> Family:
 def test_random_histories_agree_with_runs_without_a_cache(
     family: Family, dtype: torch.dtype, rounds: Callable[[int, int], int]
 ) -> None:
-    report = run_verify(family.model(dtype), tokenizer=toy_tokenizer(), rounds=rounds(2, 60), seed=3, max_trials=0)
+    report = run_verify(family.model(dtype), tokenizer=toy_tokenizer(), rounds=rounds(1, 60), seed=3, max_trials=0)
     assert report.ok, report.mismatch
-    assert report.tally.logit_rows > 50
+    assert report.tally.logit_rows > 10
 
 
 def test_a_folder_in_the_familys_format_opens_and_chats(family: Family, tmp_path: Path) -> None:
