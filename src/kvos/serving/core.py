@@ -162,7 +162,7 @@ class EngineCore:
         for request in tuple(self._requests.values()):
             try:
                 self._fail(request, error)
-            except Exception:  # the other callers must hear of it, too
+            except Exception:  # logged with its traceback; the other callers must hear of the end, too
                 _logger.exception("session %s can only be closed now", request.session.id)
                 self._tell(request, Failed(error))
 
