@@ -1,4 +1,7 @@
-"""What every test may use: ``--long``, the hypothesis profiles, ``rounds``, and the ``model`` marker.
+"""What every test may use: ``--long``, the hypothesis profiles, ``rounds``, the ``model`` marker, and one thread each.
+
+Tests run side by side, one on each core (scripts/check), and a tiny model gains nothing from a second thread: torch
+and the processes that a test starts have one, unless the test asks for more.
 
 A test that needs the default model is marked ``model`` and is skipped, with the reason, where the model is not there.
 Under ``--long`` a missing model is a failure, since that run is meant to leave nothing out.
@@ -8,10 +11,12 @@ Don't set ``max_examples`` in a test: the profile does, and a fixed number would
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from kvos.config import KvosConfig
@@ -33,6 +38,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("long", settings.get_profile("default"), max_examples=1000, derandomize=False)
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +73,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if long:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests with the longest time limits first, so that no core is left alone with one at the end."""
+
+    def limit(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return marker.args[0] if marker else 0
+
+    items.sort(key=limit, reverse=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What long tests recorded with ``record_property``, so that the log of a long run holds their figures."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties if report.when == "call" else ():
+            terminalreporter.write_line(f"{name}\n{value}")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A runtime that was opened with ``threads=`` has set them for the process."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

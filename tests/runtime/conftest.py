@@ -13,15 +13,6 @@ import kvos
 from kvos.testing import toy_model, toy_tokenizer
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The toy model is too small for threads: two of them cost more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def open_toy(tmp_path: Path) -> Iterator[Callable[..., kvos.Runtime]]:
     """``open_toy(seed=0, dtype=torch.float64, **settings)``; everything is closed at the end."""

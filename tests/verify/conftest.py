@@ -1,8 +1,8 @@
-"""The toy model on one thread: for matrices this small a second one only waits for the first."""
+"""Verification of the toy model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,14 +10,6 @@ import torch
 
 from kvos.testing import toy_model, toy_tokenizer
 from kvos.verify import VerifyReport, run_verify
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from kvos.config import KvosConfig
 from kvos.errors import InvalidInputError
 from kvos.testing import toy_model, toy_tokenizer
 from kvos.verify import VerifyReport, run_verify
 
 Verify = Callable[..., VerifyReport]
+Rounds = Callable[[int, int], int]
 
 
 class InterruptAfter:
@@ -34,12 +38,8 @@ class InterruptAfter:
 
 
 @pytest.fixture(scope="module")
-def clean(rounds: Callable[[int, int], int]) -> VerifyReport:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    report = run_verify(toy_model(dtype=torch.float64), tokenizer=toy_tokenizer(), rounds=rounds(30, 300), seed=4)
-    torch.set_num_threads(threads)
-    return report
+def clean(rounds: Rounds) -> VerifyReport:
+    return run_verify(toy_model(dtype=torch.float64), tokenizer=toy_tokenizer(), rounds=rounds(30, 300), seed=4)
 
 
 def test_random_histories_equal_runs_without_a_cache(clean: VerifyReport) -> None:
@@ -88,11 +88,26 @@ def test_impossible_numbers_are_refused(verify_toy: Verify, wrong: dict[str, int
 
 @pytest.mark.model
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
-def test_the_default_model(dtype: str, rounds: Callable[[int, int], int]) -> None:
-    config = KvosConfig.from_env(dtype=dtype, offline=True)
-    report = run_verify(config=config, rounds=rounds(1 if dtype == "bf16" else 2, 200), seed=11)
-    assert report.ok, report.mismatch
-    assert report.rounds_done == report.rounds
-    assert report.model == "smollm2-135m"
-    assert report.dtype == dtype
+@pytest.mark.parametrize(
+    ("options", "short", "long"),
+    [
+        ("--dtype bf16", 1, 200),
+        ("--dtype fp64", 2, 200),
+        ("--dtype fp32", 2, 200),
+        pytest.param("--dtype bf16 --bitwise", 0, 20, marks=pytest.mark.long),
+        pytest.param("--dtype fp32 --bitwise", 0, 20, marks=pytest.mark.long),
+    ],
+)
+def test_the_default_model(
+    options: str, short: int, long: int, rounds: Rounds, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    number = rounds(short, long)
+    file = tmp_path / "report.json"
+    command = ["verify", *options.split(), "--rounds", str(number), "--json", str(file)]
+    run = subprocess.run([sys.executable, "-m", "kvos", *command], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads(file.read_text())
+    assert report["rounds_done"] == number
+    assert report["tally"]["logit_rows"] > 0
+    assert f"Every hit equalled a recompute in {number} rounds." in run.stdout
+    record_property(f"kvos {' '.join(command[:-2])}", run.stdout)
