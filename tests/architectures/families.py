@@ -29,15 +29,23 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "short_factor": [1.0 + 0.1 * i for i in range(8)],
-    "long_factor": [2.0 + 0.5 * i for i in range(8)],
-    "original_max_position_embeddings": 100,
-}
+
+
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0, **parameters}
+
+
+PLAIN_ROPE = {"rope_parameters": rope("default")}
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+DYNAMIC = rope("dynamic", factor=4.0)
+LONGROPE = rope(
+    "longrope",
+    factor=4.0,
+    short_factor=[1.0 + 0.1 * i for i in range(8)],
+    long_factor=[2.0 + 0.5 * i for i in range(8)],
+    original_max_position_embeddings=100,
+)
 PHI3_LONGROPE = {
     "rope_parameters": LONGROPE,
     "original_max_position_embeddings": 100,
@@ -51,7 +59,7 @@ class Family:
     """How to build one.
 
     Attributes:
-        without: settings that switch its special feature off; None if it has none that can be switched.
+        without: settings that switch a special feature off, with the same weights; None if it has none.
         declared: how long its sequences may become, if its positions depend on that.
     """
 
@@ -84,11 +92,22 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama", {"head_dim": 16}),
+        Family("llama", {"head_dim": 16}, {"rope_parameters": rope("default", rope_theta=100.0)}),
+        Family(
+            "llama", {"head_dim": 16, "rope_parameters": rope("linear", factor=4.0)}, PLAIN_ROPE, label="llama-linear"
+        ),
+        Family("llama", {"head_dim": 16, "rope_parameters": YARN}, PLAIN_ROPE, label="llama-yarn"),
+        Family("llama", {"head_dim": 16, "rope_parameters": LLAMA3}, PLAIN_ROPE, label="llama-llama3"),
         Family("olmo2"),
         Family("granite", {"attention_multiplier": 0.4}, {"attention_multiplier": 0.25}),
-        Family("gpt_neox", {"num_key_value_heads": ...}),
-        Family("gpt2", {"num_key_value_heads": ..., "intermediate_size": ..., "scale_attn_by_inverse_layer_idx": True}),
+        Family(
+            "gpt_neox", {"num_key_value_heads": ...}, {"rope_parameters": rope("default", partial_rotary_factor=1.0)}
+        ),
+        Family(
+            "gpt2",
+            {"num_key_value_heads": ..., "intermediate_size": ..., "scale_attn_by_inverse_layer_idx": True},
+            {"scale_attn_by_inverse_layer_idx": False},
+        ),
         Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": ...}),
         Family("mistral", {"sliding_window": WINDOW}, {"sliding_window": None}),
         Family(
@@ -128,7 +147,7 @@ FAMILIES = {
                 "layer_types": MIXED,
                 "no_rope_layers": [1, 0, 1, 1],
             },
-            {"use_sliding_window": False, "layer_types": ["full_attention"] * LAYERS},
+            {"no_rope_layers": [1, 1, 1, 1]},
         ),
         Family(
             "cohere2",
@@ -143,7 +162,7 @@ FAMILIES = {
         Family(
             "gemma3_text",
             {"sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 24, "layer_types": MIXED},
-            {"layer_types": ["full_attention"] * LAYERS},
+            {"rope_parameters": {kind: rope("default", rope_theta=1e4) for kind in MIXED[:2]}},
         ),
         Family(
             "gpt_oss",
@@ -153,12 +172,12 @@ FAMILIES = {
                 "num_local_experts": 4,
                 "num_experts_per_tok": 2,
                 "layer_types": MIXED,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                "rope_parameters": {**YARN, "truncate": False},
             },
-            {"layer_types": ["full_attention"] * LAYERS},
+            PLAIN_ROPE,
         ),
-        Family("stablelm", {"partial_rotary_factor": 0.5}),
-        Family("nemotron", {"head_dim": 16}),
+        Family("stablelm", {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}),
+        Family("nemotron", {"head_dim": 16, "partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}),
         Family(
             "deepseek_v3",
             {
@@ -174,16 +193,21 @@ FAMILIES = {
                 "topk_group": 1,
                 "moe_intermediate_size": 32,
                 "first_k_dense_replace": 1,
+                "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
             },
+            PLAIN_ROPE,
         ),
         Family(
             "llama",
             {"head_dim": 16, "max_position_embeddings": 48, "rope_parameters": DYNAMIC},
+            {"max_position_embeddings": 512, **PLAIN_ROPE},
             label="llama-dynamic",
             declared=150,
         ),
-        Family("llama", {"head_dim": 16, "rope_parameters": LONGROPE}, label="llama-longrope", declared=150),
-        Family("phi3", PHI3_LONGROPE, label="phi3-longrope", declared=150),
+        Family(
+            "llama", {"head_dim": 16, "rope_parameters": LONGROPE}, PLAIN_ROPE, label="llama-longrope", declared=150
+        ),
+        Family("phi3", PHI3_LONGROPE, PLAIN_ROPE, label="phi3-longrope", declared=150),
         Family("phi3", PHI3_LONGROPE, label="phi3-longrope-short", declared=80),
     )
 }

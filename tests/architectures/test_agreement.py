@@ -17,8 +17,9 @@ from architectures.families import FAMILIES, WINDOW, Family
 from engine.driver import Driver, History, Work
 from kvos.engine import TransformersEngine
 from kvos.engine.attention import LayerCall
+from kvos.engine.probe import probe_layers
 from kvos.engine.rope import declared_length
-from kvos.errors import EngineContractError
+from kvos.errors import UnsupportedModelError
 from kvos.models.architectures import ARCHITECTURES, Need
 
 TOLERANCE = {torch.float64: 5e-6, torch.float32: 2e-5}
@@ -94,7 +95,7 @@ FEATURES: dict[Need, dict[str, Any]] = {
     Need.WINDOW: {"window": None},
     Need.SOFT_CAP: {"softcap": None},
     Need.SINKS: {"sinks": None},
-    Need.SCALING: {"scale": 0.125},
+    Need.SCALING: {},  # the usual scale instead, see below
 }
 CASES = [
     (name, need)
@@ -108,12 +109,31 @@ CASES = [
 def test_without_its_special_feature_an_architecture_does_not_agree(
     name: str, need: Need, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The feature is lost between the model's call and kvos's attention."""
+    usual = probe_layers(FAMILIES[name].model())[0].spec.k_dim ** -0.5
+
     def forgetful(*asked: Any) -> LayerCall:
-        return replace(LayerCall(*asked), **FEATURES[need])
+        return replace(LayerCall(*asked), **(FEATURES[need] or {"scale": usual}))
 
     monkeypatch.setattr(kvos.engine.attention, "LayerCall", forgetful)
-    with pytest.raises((AssertionError, EngineContractError)):
+    with pytest.raises((AssertionError, UnsupportedModelError)):
         test_a_prompt_in_one_piece_or_in_chunks(Pair(FAMILIES[name], torch.float64), 16)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.without is not None])
+def test_a_model_without_the_feature_does_not_agree_with_one_that_has_it(name: str) -> None:
+    with_feature = Pair(FAMILIES[name], torch.float64)
+    lost = replace(FAMILIES[name], settings={**FAMILIES[name].settings, **(FAMILIES[name].without or {})})
+    without_feature = Pair(lost, torch.float64)
+    history = without_feature.driver.history(TOKENS)
+    logits = without_feature.driver.prefill(history)
+    without_feature.check(history, logits)
+    with pytest.raises(AssertionError):
+        with_feature.check(history, logits)
+
+
+def test_only_the_plainest_have_no_feature_to_switch_off() -> None:
+    assert {name for name, one in FAMILIES.items() if one.without is None} == {"olmo2", "opt", "phi3-longrope-short"}
 
 
 @pytest.mark.parametrize("one_off", [-1, 1])

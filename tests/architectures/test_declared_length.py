@@ -14,7 +14,6 @@ from engine.driver import Driver, Work
 from kvos.engine import DynamicCacheEngine, TransformersEngine
 from kvos.engine.identity import model_identity
 from kvos.errors import EngineContractError, InvalidInputError, UnsupportedModelError
-from kvos.serving import WhyComputed
 from kvos.testing import toy_tokenizer
 
 NAMES = ["llama-dynamic", "llama-longrope", "phi3-longrope"]
@@ -92,7 +91,7 @@ def test_sessions_of_one_length_share_and_forks_keep_it(family: Family) -> None:
             child.append_tokens([5] * LONG)
 
 
-def test_a_saved_session_keeps_its_length_and_another_one_is_computed_anew(family: Family, tmp_path: Path) -> None:
+def test_a_saved_session_keeps_its_length_whatever_the_next_runtime_allows(family: Family, tmp_path: Path) -> None:
     ids = ids_of(30, 2)
     file = tmp_path / "x.kvos"
 
@@ -116,9 +115,31 @@ def test_a_saved_session_keeps_its_length_and_another_one_is_computed_anew(famil
         assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], LONG)[-1:])
     with runtime_of(SHORT) as runtime:
         back = runtime.load(file)
-        assert back.report().pending == 30
-        assert back.prefill().why_computed is WhyComputed.SAVED_KV_UNUSABLE
+        assert back.report().pending == 0
+        assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], LONG)[-1:])
+        with pytest.raises(kvos.errors.ContextLengthExceededError, match=str(SHORT)):
+            back.append_tokens([5] * SHORT)
+    with runtime_of(SHORT) as runtime:
+        session = runtime.session(max_tokens=SHORT)  # as long as this runtime allows anyway
+        session.append_tokens(ids)
+        session.prefill()
+        session.save(file)
+    with runtime_of() as runtime:
+        back = runtime.load(file)
+        assert back.report().pending == 0
         assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], SHORT)[-1:])
+
+
+def test_how_much_memory_there_is_does_not_change_what_a_model_computes(family: Family) -> None:
+    scores = []
+    for cache_bytes in (1 << 17, 1 << 25):  # the smaller holds 64 tokens
+        with kvos.open(
+            family.model(torch.float64), tokenizer=toy_tokenizer(), block_size=8, cache_bytes=cache_bytes
+        ) as runtime:
+            scores.append((runtime.max_context_tokens, runtime.session().score(ids_of(30))))
+    (small, one), (large, other) = scores
+    assert small < large
+    assert torch.equal(one, other)
 
 
 def test_what_ran_before_does_not_change_a_models_identity(family: Family) -> None:
@@ -141,4 +162,6 @@ def test_impossible_lengths_are_refused(family: Family) -> None:
         for wrong in (0, -1, True, 1.5, "9"):
             with pytest.raises(InvalidInputError, match="max_tokens"):
                 runtime.session(max_tokens=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match=str(runtime.max_context_tokens)):
+            runtime.session(max_tokens=runtime.max_context_tokens + 1)
         assert runtime.stats().sessions == 0

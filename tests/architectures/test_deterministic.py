@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +15,14 @@ import torch
 import kvos
 from architectures.families import FAMILIES
 from engine.driver import Driver, History, Work
-from kvos.engine import TransformersEngine
+from kvos.config import KvosConfig
+from kvos.engine import PackedBatch, TransformersEngine
+from kvos.engine.batch_invariance import row_by_row
 from kvos.engine.kernels import Kernels
-from kvos.errors import InvalidConfigError, UnsupportedModelError
+from kvos.errors import EngineContractError, InvalidConfigError, UnsupportedModelError
 from kvos.models.architectures import ARCHITECTURES, Need
 from kvos.serving import WhyComputed
+from kvos.storage import BlockPool
 from kvos.testing import toy_model, toy_tokenizer
 from kvos.verify import run_verify
 
@@ -45,6 +51,63 @@ def test_bits_depend_on_the_tokens_alone(name: str, dtype: torch.dtype) -> None:
             parts[n].append(part)
     for mine, wanted in zip(parts, expected, strict=True):
         assert torch.equal(torch.cat(mine), wanted)
+
+
+@pytest.mark.parametrize("threads", [3, 5, 8])
+def test_bits_do_not_depend_on_where_threads_share_the_work(threads: int) -> None:
+    """A vectorised function computes the end of each thread's share by other code than the rest."""
+    torch.set_num_threads(threads)
+    model = FAMILIES["llama"].model(intermediate_size=1536, num_hidden_layers=2)
+    driver = Driver(TransformersEngine(model, deterministic=True), blocks=200, declared=600)
+    for tokens in (88, 104, 130, 144):
+        history = driver.history(tokens)
+        assert torch.equal(driver.prefill(history, *[40] * 4), alone(driver, history))
+
+
+def test_an_activation_has_the_same_bits_in_a_batch_of_any_size() -> None:
+    torch.set_num_threads(8)
+    rows = torch.randn(88, 1536, generator=torch.Generator().manual_seed(0))
+    with row_by_row():
+        for function in (torch.nn.functional.silu, torch.tanh, torch.cos):
+            assert torch.equal(function(rows), torch.cat([function(part) for part in rows.split(8)]))
+
+
+def test_a_machine_whose_bits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TransformersEngine._run
+
+    def nearly(engine: TransformersEngine, batch: PackedBatch, pool: BlockPool) -> torch.Tensor:
+        logits = run(engine, batch, pool).clone()
+        return logits + 1e-6 * (batch.num_sequences > 1) * logits
+
+    monkeypatch.setattr(TransformersEngine, "_run", nearly)
+    with pytest.raises(EngineContractError, match="does not give the same bits"):
+        TransformersEngine(toy_model(), deterministic=True)
+
+
+def test_a_hit_in_another_process_equals_a_recompute_there_to_the_bit(tmp_path: Path) -> None:
+    program = (
+        "import sys, kvos, torch; from kvos.testing import toy_model, toy_tokenizer\n"
+        "home, mode = sys.argv[1:]\n"
+        "with kvos.open(toy_model(), tokenizer=toy_tokenizer(), home=home, deterministic=True) as runtime:\n"
+        "    if mode == 'load':\n"
+        "        session = runtime.load('x'); assert session.report().pending == 0\n"
+        "    else:\n"
+        "        session = runtime.session(); session.append_tokens(list(range(5, 75))); session.prefill()\n"
+        "    if mode == 'save': session.save('x')\n"
+        "    print(session.score([9, 8, 7]).view(torch.int32).tolist())\n"
+    )
+    out = {}
+    for mode in ("save", "load", "fresh"):
+        command = [sys.executable, "-c", program, str(tmp_path), mode]
+        out[mode] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out["save"] == out["load"] == out["fresh"]
+
+
+@pytest.mark.parametrize("settings", [{"kernels": "generic"}, {"max_context_tokens": 100}])
+def test_verification_takes_the_settings_of_the_config(settings: dict[str, Any]) -> None:
+    config = KvosConfig.from_env(**settings)
+    report = run_verify(toy_model(), tokenizer=toy_tokenizer(), config=config, rounds=2, bitwise=True)
+    assert report.ok, report.mismatch
 
 
 def test_without_the_mode_bits_do_depend_on_the_batch() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.driver import Driver
+import kvos.engine.kernels.packed_linear
+import kvos.models.config_checks
+from architectures.families import FAMILIES
+from engine.driver import Driver, Work
 from kvos.engine import TransformersEngine
 from kvos.errors import EngineContractError, UnsupportedModelError
 from kvos.models.architectures import ARCHITECTURES, REFUSED
@@ -44,6 +48,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "diffllama": {},
     "llama4_text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 48},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    "gemma3": {
+        "text_config": {**SMALL, "head_dim": 8},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4},
+    },
 }
 
 
@@ -70,8 +78,18 @@ def test_it_is_refused_by_what_is_missing(model_type: str, untested: bool) -> No
         TransformersEngine(model, untested=untested)
     text = str(caught.value)
     assert repr(model_type) in text
-    assert REFUSED[model_type].missing in text or "encoder-decoder" in text
+    assert REFUSED[model_type].has in text
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_it_would_be_refused_without_the_table(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table names the reason; the guards behind it look at the model itself."""
+    monkeypatch.setattr(kvos.models.config_checks, "REFUSED", {})
+    model = small(model_type)
+    with pytest.raises(UnsupportedModelError, match=model_type):
+        TransformersEngine(model, untested=True)
+    assert model.config._attn_implementation != "kvos"
 
 
 def test_an_untested_type_is_refused_and_the_error_says_how_to_try_it() -> None:
@@ -109,7 +127,7 @@ class _LooksFarBack(nn.Module):
 def test_an_untested_type_that_does_something_else_fails_its_self_test() -> None:
     model = small("exaone4", sliding_window=None, layer_types=["full_attention"] * 2, initializer_range=0.2)
     model.model.layers[0].self_attn = _LooksFarBack(model.model.layers[0].self_attn)
-    with pytest.raises(EngineContractError, match="does something in attention that kvos does not know"):
+    with pytest.raises(UnsupportedModelError, match="kvos does not know"):
         TransformersEngine(model, untested=True)
     assert model.config._attn_implementation != "kvos"
 
@@ -118,3 +136,139 @@ def test_a_window_that_the_context_cannot_pass_makes_a_self_test_impossible() ->
     model = small("exaone4", sliding_window=120, layer_types=["sliding_attention", "full_attention"])
     with pytest.raises(UnsupportedModelError, match="past its window of 120"):
         TransformersEngine(model, untested=True)
+
+
+def from_family(name: str, **settings: Any) -> PreTrainedModel:
+    return FAMILIES[name].model(torch.float64, **settings)
+
+
+def test_a_config_whose_mask_and_keywords_contradict_each_other_is_refused() -> None:
+    model = from_family("smollm3", use_sliding_window=False, sliding_window=13)  # the mask has the window, no call does
+    with pytest.raises(UnsupportedModelError, match=r"window of 13.*says None"):
+        TransformersEngine(model)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "cohere2", "gemma2", "gpt_oss", "gemma3_text", "qwen3_moe"])
+def test_a_window_that_was_changed_in_the_config_alone_is_refused(name: str) -> None:
+    model = from_family(name)
+    model.config.sliding_window = 7
+    with pytest.raises(UnsupportedModelError, match=r"window of 7.*says 13"):
+        TransformersEngine(model)
+
+
+def test_a_window_that_changes_while_the_engine_is_open_is_noticed() -> None:
+    model = from_family("mistral")
+    driver = Driver(TransformersEngine(model))
+    history = driver.history(20)
+    driver.prefill(history, 9, 1)
+    model.config.sliding_window = 7
+    with pytest.raises(EngineContractError, match="asked for"):
+        driver.prefill(driver.history(20))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("gpt_oss", {"sliding_window": 0}), ("granite", {"attention_multiplier": -1.0})]
+)
+def test_numbers_that_make_no_sense_are_refused_by_name(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"window of 0 tokens|scales its scores by -1"):
+        TransformersEngine(from_family(name, **settings))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "phimoe"])
+def test_a_window_in_the_mask_alone_is_refused(model_type: str) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2}
+    experts = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    with pytest.raises(UnsupportedModelError, match=r"window of 20.*says None"):
+        TransformersEngine(small(model_type, **window, **experts), untested=True)
+
+
+def test_a_forward_that_fails_by_itself_is_told_so() -> None:
+    model = from_family("llama")
+    model.model.norm = nn.LayerNorm(7).double()
+    with pytest.raises(UnsupportedModelError, match="fails in its own forward"):
+        TransformersEngine(model)
+    assert model.config._attn_implementation != "kvos"
+
+
+def _steer_long_ones(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+    return output + output[:, :1] if output.shape[1] > 8 else output
+
+
+def test_a_hook_that_looks_at_other_tokens_is_noticed() -> None:
+    model = from_family("llama")
+    model.model.layers[1].mlp.register_forward_hook(_steer_long_ones)
+    with pytest.raises(UnsupportedModelError, match="kvos does not know"):
+        TransformersEngine(model)
+
+
+def test_a_hook_that_treats_each_row_alike_is_welcome() -> None:
+    model = from_family("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output * 0.5)
+    TransformersEngine(model).close()
+
+
+def test_a_class_of_ones_own_has_to_pass_the_thorough_trial() -> None:
+    class Peeks(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, **keywords: Any) -> Any:
+            output = super().forward(input_ids=input_ids, **keywords)
+            if input_ids.shape[1] > 8:
+                output.logits = output.logits * 1.5
+            return output
+
+    model = from_family("llama")
+    model.__class__ = Peeks
+    with pytest.raises(UnsupportedModelError, match="kvos does not know"):
+        TransformersEngine(model)
+
+
+def test_a_forward_that_ignores_logits_to_keep_is_noticed() -> None:
+    class KeepsAll(LlamaForCausalLM):
+        def forward(self, *args: Any, logits_to_keep: Any = 0, **keywords: Any) -> Any:
+            return super().forward(*args, **keywords)
+
+    model = from_family("llama")
+    model.__class__ = KeepsAll
+    driver = Driver(TransformersEngine(model))  # its trial asks for all rows
+    with pytest.raises(EngineContractError, match="ignores logits_to_keep"):
+        driver.engine.forward(driver.batch([Work(driver.history(20), 20)], np.array([19])))
+
+
+def test_compiled_models_are_refused() -> None:
+    model = from_family("llama")
+    model.model.layers[0].compile(backend="eager")
+    with pytest.raises(UnsupportedModelError, match="compiled"):
+        TransformersEngine(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-dynamic"])
+def test_a_model_that_is_in_use_is_refused(name: str) -> None:
+    model = from_family(name)
+    first = TransformersEngine(model)
+    with pytest.raises(UnsupportedModelError, match="in use"):
+        TransformersEngine(model)
+    first.close()
+    TransformersEngine(model).close()
+
+
+def test_projections_that_are_one_module_survive_opening_and_closing() -> None:
+    model = FAMILIES["llama"].model(num_key_value_heads=4)
+    attention = model.model.layers[0].self_attn
+    attention.k_proj = attention.q_proj
+    TransformersEngine(model).close()
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation != "kvos"
+
+
+def test_a_failure_while_weights_are_packed_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pack, calls = FAMILIES["llama"].model(), kvos.engine.kernels.packed_linear._Group, count()
+
+    def fails_late(*args: Any, **options: Any) -> Any:
+        if next(calls) == 3:
+            raise MemoryError
+        return pack(*args, **options)
+
+    monkeypatch.setattr(kvos.engine.kernels.packed_linear, "_Group", fails_late)
+    with pytest.raises(MemoryError):
+        TransformersEngine(model, owns_model=True)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(parameter.numel() for parameter in model.parameters())

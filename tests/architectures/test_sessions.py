@@ -10,7 +10,9 @@ import torch
 
 import kvos
 from architectures.families import FAMILIES, WINDOW, Family
+from kvos.config import KvosConfig
 from kvos.engine.probe import layout_from, probe_layers
+from kvos.engine.rope import declared_length
 from kvos.errors import ContextLengthExceededError
 from kvos.testing import toy_tokenizer
 from kvos.testing.models import TOY_CHAT_TEMPLATE
@@ -29,6 +31,22 @@ def test_random_histories_agree_with_runs_without_a_cache(
     report = run_verify(family.model(dtype), tokenizer=toy_tokenizer(), rounds=rounds(1, 60), seed=3, max_trials=0)
     assert report.ok, report.mismatch
     assert report.tally.logit_rows > 10
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "llama-longrope", "phi3-longrope"])
+def test_random_histories_behind_many_tokens(name: str, rounds: Callable[[int, int], int]) -> None:
+    """Past every window and every RoPE's boundary, with the length that the model declares by itself."""
+    model = FAMILIES[name].model(torch.float64)
+    report = run_verify(model, tokenizer=toy_tokenizer(), rounds=rounds(1, 20), seed=5, behind=150, max_trials=0)
+    assert report.ok, report.mismatch
+    assert report.behind == 150
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+def test_verification_declares_what_its_runtimes_allow(name: str) -> None:
+    config = KvosConfig.from_env(max_context_tokens=100)
+    report = run_verify(FAMILIES[name].model(torch.float64), tokenizer=toy_tokenizer(), config=config, rounds=1, seed=3)
+    assert report.ok, report.mismatch
 
 
 def test_a_folder_in_the_familys_format_opens_and_chats(family: Family, tmp_path: Path) -> None:
@@ -51,11 +69,21 @@ def test_a_folder_in_the_familys_format_opens_and_chats(family: Family, tmp_path
         assert replies[0].usage.reused_tokens > WINDOW
         scout.save("scout")
         tokens = scout.tokens.tolist()
+        raw = runtime.session("raw")
+        raw.append_tokens(tokens)
+        raw.prefill()
+        raw.save("raw")
         runtime.check_invariants()
     with kvos.open(folder, home=home, dtype="fp32", block_size=16) as runtime:
         back = runtime.load("scout")
         assert back.tokens.tolist() == tokens
         assert back.report().pending <= 1
+        logits = runtime.load("raw").score([7, 11])
+        plain = family.model()
+        plain.set_attn_implementation("eager")
+        with torch.inference_mode(), declared_length(plain, runtime.max_context_tokens):
+            expected = plain(input_ids=torch.tensor([[*tokens, 7, 11]]), use_cache=False).logits[0, -2:]
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
         back.append({"role": "user", "content": "And?"})
         assert back.generate(max_tokens=4, ignore_eos=True).usage.reused_tokens >= len(tokens) - 16
 

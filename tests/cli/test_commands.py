@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from typer.testing import CliRunner
 
 import kvos.verify
 from kvos.cli import app
-from kvos.testing.models import toy_model, toy_tokenizer
+from kvos.models.architectures import ARCHITECTURES
+from kvos.testing.models import TOY_VOCAB_SIZE, toy_model, toy_tokenizer
 from kvos.verify import Mismatch, VerifyReport
 from kvos.verify.compare import Tally
 
@@ -104,3 +107,44 @@ def test_options_win_over_the_environment(home, toy_folder, monkeypatch):
     words = ["chat", "--model", toy_folder]
     assert "blocks of 32 tokens" in CliRunner().invoke(app, words, input="").stdout
     assert "blocks of 8 tokens" in CliRunner().invoke(app, [*words, "--block-size", "8"], input="").stdout
+
+
+def test_chat_is_refused_at_once_where_there_is_no_chat_template(tmp_path: Path) -> None:
+    toy_model().save_pretrained(tmp_path)
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["chat", "--model", str(tmp_path)], input="Hello\n")
+    assert result.exit_code == 2
+    assert "chat_template.jinja" in result.output
+
+
+def test_models_lists_what_runs_and_what_is_refused_with_the_reasons() -> None:
+    result = CliRunner().invoke(app, ["models"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    for text in ("mistral", "sliding windows", "falcon", "AttentionInterface"):
+        assert text in result.stdout
+    data = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)
+    assert {one["model_type"] for one in data["tested"]} == set(ARCHITECTURES)
+    assert {one["model_type"]: one["has"] for one in data["refused"]}["mpt"] == "ALiBi position biases"
+
+
+def test_an_untested_type_opens_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = CONFIG_MAPPING["exaone4"](
+        vocab_size=TOY_VOCAB_SIZE,
+        num_key_value_heads=2,
+        sliding_window=None,
+        layer_types=["full_attention"] * 2,
+        **sizes,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    words = ["verify", "--model", str(tmp_path), "--rounds", "1", "--dtype", "fp32"]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "untested_models=True" in refused.output
+    monkeypatch.setenv("KVOS_UNTESTED_MODELS", "1")
+    for more in ([], ["--bitwise"]):
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code == 0, result.output

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from architectures.families import FAMILIES
 from kvos.engine import DynamicCacheEngine, TransformersEngine
+from kvos.engine.identity import model_identity
 from kvos.testing import toy_model
 
 
@@ -37,6 +39,42 @@ def test_weights_and_settings_that_change_results_change_it(settings: dict[str, 
 @pytest.mark.parametrize("settings", [{"eos_token_id": 5}, {"use_cache": False}, {"max_position_embeddings": 99}])
 def test_settings_that_change_no_result_leave_it(settings: dict[str, Any]) -> None:
     assert identity(**settings) == identity()
+
+
+SETTINGS_OF_FAMILIES = [
+    ("mistral", {"sliding_window": None}),
+    ("mixtral", {"num_experts_per_tok": 1}),
+    ("qwen2", {"layer_types": ["full_attention"] * 4}),
+    ("qwen3_moe", {"norm_topk_prob": True}),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
+    ("gemma2", {"sliding_window": 20}),
+    ("gemma2", {"final_logit_softcapping": 5.0}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("gemma2", {"query_pre_attn_scalar": 64}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("gpt2", {"activation_function": "relu"}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": False}),
+    ("granite", {"residual_multiplier": 2.0}),
+    ("deepseek_v3", {"rope_interleave": False}),
+    ("deepseek_v3", {"topk_group": 2}),
+]
+
+
+@pytest.mark.parametrize(("family", "settings"), SETTINGS_OF_FAMILIES)
+def test_every_setting_that_changes_logits_changes_it(family: str, settings: dict[str, Any]) -> None:
+    one, other = FAMILIES[family].model(), FAMILIES[family].model(**settings)
+    other.load_state_dict(one.state_dict())
+    ids = torch.arange(5, 65)[None]
+    with torch.inference_mode():
+        assert not torch.allclose(one(ids).logits, other(ids).logits, atol=1e-3)
+    assert model_identity(one) != model_identity(other)
+
+
+def test_a_window_that_was_changed_on_a_module_changes_it() -> None:
+    model = FAMILIES["mistral"].model()
+    before = model_identity(model)
+    model.model.layers[2].self_attn.sliding_window = 7
+    assert model_identity(model) != before
 
 
 def test_one_bit_of_one_weight_changes_it() -> None:

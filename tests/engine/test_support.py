@@ -103,6 +103,16 @@ def test_mixed_dtypes_are_refused() -> None:
         check_model(model)
 
 
+def test_experts_in_a_kernel_without_float64_are_refused() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = config_of("mixtral", vocab_size=64, num_local_experts=2, num_key_value_heads=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm").double()
+    with pytest.raises(UnsupportedModelError, match="set_experts_implementation"):
+        check_model(model)
+    model.set_experts_implementation("eager")
+    assert check_model(model) == torch.float64
+
+
 def test_weights_that_are_nowhere_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="several devices"):
         check_model(toy_model().to("meta"))

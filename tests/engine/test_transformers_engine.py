@@ -17,7 +17,7 @@ from engine.driver import Driver, Work, plain_logits
 from kvos.engine import TransformersEngine
 from kvos.engine.attention import ATTENTION_NAME
 from kvos.engine.kernels import Kernels
-from kvos.errors import EngineContractError, InvalidConfigError, MissingDependencyError
+from kvos.errors import EngineContractError, InvalidConfigError, MissingDependencyError, UnsupportedModelError
 from kvos.storage import BlockPool
 from kvos.testing import toy_model
 
@@ -193,7 +193,7 @@ def test_a_model_that_does_more_in_attention_is_refused_at_load() -> None:
             return (out * 3 if model.config._attn_implementation == ATTENTION_NAME else out), weights
 
         layer.self_attn.forward = odd
-    with pytest.raises(EngineContractError, match="differ from the plain model"):
+    with pytest.raises(UnsupportedModelError, match="differ from the plain model"):
         TransformersEngine(model, kernels=GENERIC)
     assert model.config._attn_implementation == "sdpa"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from kvos.config import KvosConfig, subprocess_environment
@@ -141,6 +142,15 @@ def test_a_folder_that_cannot_be_loaded_is_explained(home: Path, prepare, error:
 def drop_weight(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file({name: value for name, value in load_file(path).items() if "0.self_attn.q_proj" not in name}, path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"), [("falcon", "AttentionInterface"), ("exaone4", "untested_models=True")]
+)
+def test_what_cannot_run_is_refused_before_any_weights_are_read(tmp_path: Path, model_type: str, said: str) -> None:
+    CONFIG_MAPPING[model_type](hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=said):
+        load_model(tmp_path, config=KvosConfig.from_env())
 
 
 def test_a_gguf_file_is_refused_with_what_is_expected(tiny_gguf: Path) -> None:

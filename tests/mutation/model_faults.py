@@ -11,6 +11,9 @@ DECODES = "tests/architectures/test_agreement.py::test_ragged_decodes_beside_a_p
 LENGTHS = ("tests/architectures/test_declared_length.py",)
 BITS = ("tests/architectures/test_deterministic.py",)
 
+REFUSED = ("tests/architectures/test_refused.py",)
+SCRUBBING = ("tests/sequences/test_block_manager.py",)
+
 MODEL_FAULTS = (
     PlantedFault(
         "a chunk's window is one token too wide",
@@ -34,7 +37,7 @@ MODEL_FAULTS = (
         (f"{AGREEMENT}[fp64-qwen2-16]",),
     ),
     PlantedFault(
-        "the soft cap comes behind the mask",
+        "the soft cap cuts off instead of bending",
         "engine/scores.py",
         "        scores = softcap * torch.tanh(scores / softcap)\n",
         "        scores = scores.clamp(-softcap, softcap)\n",
@@ -88,5 +91,75 @@ MODEL_FAULTS = (
         "        if self.engine.arithmetic:\n",
         "        if False:\n",
         BITS,
+    ),
+    PlantedFault(
+        "activations have one call for all rows in deterministic mode",
+        "engine/transformers_engine.py",
+        "row_by_row() if deterministic else nullcontext()",
+        "nullcontext()",
+        BITS,
+    ),
+    PlantedFault(
+        "a mask of another window than the call's goes unseen",
+        "engine/attention.py",
+        "attention_mask is not None and attention_mask.window != sliding_window",
+        "False",
+        REFUSED,
+    ),
+    PlantedFault(
+        "a layer may ask for something else than when the model was opened",
+        "engine/attention.py",
+        "        if not self._layers[layer].agrees(call):\n",
+        "        if False:\n",
+        REFUSED,
+    ),
+    PlantedFault(
+        "a model with hooks runs the short trial",
+        "engine/transformers_engine.py",
+        " or is_changed_by_hand(model)\n",
+        "\n",
+        REFUSED,
+    ),
+    PlantedFault(
+        "other rows of logits than were asked for go unseen",
+        "engine/transformers_engine.py",
+        "        if output.logits.shape[1] != len(batch.logit_rows):\n",
+        "        if False:\n",
+        REFUSED,
+    ),
+    PlantedFault(
+        "a soft cap on the logits is no part of a model's identity",
+        "engine/identity.py",
+        "if key not in _CHANGES_NO_RESULT}",
+        'if key not in _CHANGES_NO_RESULT and key != "final_logit_softcapping"}',
+        ("tests/engine/test_identity.py",),
+    ),
+    PlantedFault(
+        "a saved session forgets its declared length",
+        "runtime/archive.py",
+        "core.engine.position_class(declared) else None",
+        "False else None",
+        LENGTHS,
+    ),
+    PlantedFault(
+        "the size of the pool decides on the declared length",
+        "runtime/runtime.py",
+        "    return SessionLimits(longest, engine.info.vocab_size, declared)\n",
+        "    return SessionLimits(longest, engine.info.vocab_size)\n",
+        LENGTHS,
+    ),
+    PlantedFault(
+        "blocks whose scrubbing failed stay held",
+        "sequences/block_manager.py",
+        "            self.allocator.give_back(allocation)\n",
+        "",
+        SCRUBBING,
+    ),
+    PlantedFault(
+        "blocks whose scrubbing failed count as their new owner's",
+        "storage/allocator.py",
+        "        self._owner[allocation.to_scrub] = NOBODY\n",
+        "",
+        SCRUBBING,
     ),
 )

@@ -290,3 +290,24 @@ def test_a_status_is_what_the_table_of_the_design_says() -> None:
     assert bench.status(block) is BlockStatus.CACHED
     bench.manager.reserve(4, ALICE)
     assert bench.status(block) is BlockStatus.RESERVED
+
+
+@pytest.mark.parametrize("reserved", [0, 2])
+def test_blocks_that_cannot_be_scrubbed_are_free_again_and_nobodys(
+    reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(max_blocks=8, blocks_per_segment=8)
+    bench.computed(tokens_from(0, 64)).release()  # of Alice, in every block
+    reservation = bench.manager.reserve(reserved, BOB)
+
+    def fails(_: BlockIds) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.pool, "scrub", fails)
+        with pytest.raises(MemoryError):
+            bench.manager.claim(reservation, 4)
+    bench.manager.cancel(reservation)
+    bench.manager.check_invariants()
+    blocks = bench.manager.allocate(8, BOB)
+    assert tenants_of(bench, blocks) <= {BOB}

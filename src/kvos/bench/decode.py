@@ -78,6 +78,7 @@ class DecodeReport:
     dtype: str
     device: str
     torch_threads: int
+    deterministic: bool
     steps: tuple[StepRow, ...]
     prefill: tuple[PrefillRow, ...]
 
@@ -102,7 +103,7 @@ def bench_decode(
     Args:
         sequences: numbers of sequences in a step.
         tokens: history of each sequence, all different.
-        prefill_tokens: lengths of prompts.
+        prefill_tokens: lengths of prompts; those beyond the model's context are left out.
         progress: told what is being measured.
 
     Raises:
@@ -118,8 +119,12 @@ def bench_decode(
     prefill: list[PrefillRow] = []
     with open_runtime(loaded.model, tokenizer=loaded.tokenizer, config=config) as runtime:
         room = ROUNDS * STEPS_PER_ROUND + WARM_UP_STEPS + 1
-        if max(tokens + room, *prefill_tokens) > runtime.max_context_tokens:
-            raise InvalidInputError(f"the context is {runtime.max_context_tokens} tokens, less than asked for")
+        longest = runtime.max_context_tokens
+        if tokens + room > longest:
+            raise InvalidInputError(
+                f"the context is {longest} tokens; {room} steps behind {tokens} tokens need {tokens + room}"
+            )
+        prefill_tokens = [length for length in prefill_tokens if length <= longest]
         clock = _ModelClock(loaded.model)
         for n in sequences:
             progress(f"decode steps of {n} sequences of {tokens} tokens")
@@ -133,6 +138,7 @@ def bench_decode(
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
         torch_threads=torch.get_num_threads(),
+        deterministic=config.deterministic,
         steps=tuple(steps),
         prefill=tuple(prefill),
     )

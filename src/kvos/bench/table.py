@@ -13,6 +13,7 @@ __all__ = ["render"]
 def render(report: DecodeReport) -> RenderableType:
     """Two tables: decode steps, and prefill."""
     where = f"{report.model}, {report.dtype}, {report.device}, {_threads(report.torch_threads)}"
+    where += ", deterministic mode" if report.deterministic else ""
     steps = Table("sequences", "kvos ms", "plain ms", "speed-up", "outside the model", title=f"Decode step ({where})")
     for row in report.steps:
         steps.add_row(

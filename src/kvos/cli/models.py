@@ -35,16 +35,16 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdo
         return
     console = output_console()
     tested = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("TYPE", "MODELS", "NEEDS"):
+    for column in ("TYPE", "MODELS", "WHAT KVOS HANDLES"):
         tested.add_column(column, overflow="fold")
     for one in ARCHITECTURES.values():
         needs = "; ".join(need.value for need in one.needs)
-        tested.add_row(Text(one.model_type, "green"), one.title, Text(needs or "causal attention with RoPE", "dim"))
+        tested.add_row(Text(one.model_type, "green"), one.title, Text(needs or "causal attention", "dim"))
     console.print(tested)
     refused = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("REFUSED", "WHAT IS MISSING"):
+    for column in ("REFUSED", "BECAUSE IT HAS"):
         refused.add_column(column, overflow="fold")
     for no in REFUSED.values():
-        refused.add_row(Text(no.model_type, "red"), no.missing)
+        refused.add_row(Text(no.model_type, "red"), no.has)
     console.print()
     console.print(refused)

@@ -23,6 +23,10 @@ VERIFY_HELP = help_text(
     ("kvos verify", "a quick look, in the dtype that kvos would choose"),
     ("kvos verify --dtype fp64 --rounds 200", "the logic alone, thoroughly"),
     ("kvos verify --bitwise --dtype bf16", "in deterministic mode, to the bit"),
+    (
+        "kvos verify --model FOLDER --behind 5000",
+        "behind a window of 4,096 tokens: rounds play on short sequences else",
+    ),
     ("kvos verify --seed 17 --round 42 --rounds 1", "round 42 of seed 17 again"),
     after="Exit code 1 means a mismatch; seed, round and the shortest history that shows it are printed.",
 )
@@ -37,6 +41,10 @@ def verify(
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="In deterministic mode: every hit equals a recompute to the bit.")
     ] = False,
+    behind: Annotated[
+        int,
+        typer.Option("--behind", min=0, metavar="N", help="Tokens that come first: past a window, a RoPE's boundary."),
+    ] = 0,
     json_file: JsonOption = None,
     device: DeviceOption = None,
 ) -> None:
@@ -53,6 +61,7 @@ def verify(
         first_round=first_round,
         progress=BarProgress(),
         bitwise=bitwise,
+        behind=behind,
     )
     write_json(json_file, report.as_dict())
     output_console().print(render_report(report))

@@ -3,8 +3,8 @@
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.dynamic_cache import DynamicCacheEngine
 from kvos.engine.plan import context_slots
-from kvos.engine.support import check_supported
 from kvos.engine.transformers_engine import TransformersEngine
+from kvos.models.config_checks import check_supported
 
 __all__ = [
     "DynamicCacheEngine",

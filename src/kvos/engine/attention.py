@@ -10,7 +10,7 @@ guessed from the config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,10 +25,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from kvos.engine.plan import BatchPlan, ChunkPlan, DecodePlan, RowPlan, SlotIndex
 from kvos.engine.scores import attend
 from kvos.errors import EngineContractError
-from kvos.storage import BlockPool
+from kvos.storage import BlockPool, LayerSpec
 
 __all__ = [
     "ATTENTION_NAME",
+    "AttentionLayer",
     "DecodeKernel",
     "Forward",
     "LayerCall",
@@ -71,10 +72,50 @@ class LayerCall:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One layer's attention, as the model was found when it was opened.
+
+    Attributes:
+        heads: query heads.
+        spec: what it stores per token.
+        scale, window, softcap: see ``LayerCall``.
+        has_sinks: there is a score per head without a value.
+    """
+
+    heads: int
+    spec: LayerSpec
+    scale: float
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+
     @property
     def is_plain(self) -> bool:
         """Nothing but scaled scores over all tokens."""
-        return self.window is None and self.softcap is None and self.sinks is None
+        return self.window is None and self.softcap is None and not self.has_sinks
+
+    def agrees(self, call: LayerCall) -> bool:
+        """Whether ``call`` asks for this layer's attention."""
+        sinks = call.sinks is not None
+        return (call.scale, call.window, call.softcap, sinks) == (
+            self.scale,
+            self.window,
+            self.softcap,
+            self.has_sinks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRequest:
+    """Stands where a mask would: what a layer may see follows from the block tables, this says what it wants to see.
+
+    Attributes:
+        window: tokens that a row sees, itself included; None for all.
+    """
+
+    window: int | None
 
 
 class Forward(Protocol):
@@ -120,12 +161,16 @@ class PackedForward:
     Args:
         plan: of the batch.
         pool: where keys and values live.
+        layers: what each layer asked for when the model was opened; it has to ask for the same now.
         kernel: stores, and does the decodes; None leaves both to the generic path. ``plan`` was made for the one or
             the other.
     """
 
-    def __init__(self, plan: BatchPlan, pool: BlockPool, kernel: DecodeKernel | None = None) -> None:
+    def __init__(
+        self, plan: BatchPlan, pool: BlockPool, layers: Sequence[AttentionLayer], kernel: DecodeKernel | None = None
+    ) -> None:
         self._plan = plan
+        self._layers = layers
         self._pool = pool
         self._kernel = kernel
         self._next_layer = 0
@@ -144,11 +189,14 @@ class PackedForward:
             ``[1, rows, heads, v_dim]``.
 
         Raises:
-            EngineContractError: another layer was due, or it asks for what the compiled kernel lacks.
+            EngineContractError: another layer was due, or it asks for something else than when it was opened.
         """
         layer = self._enter(module, query, key)
-        if self._kernel is not None and not call.is_plain:
-            raise EngineContractError(f"layer {layer} asks for more than the compiled attention kernel has: {call}")
+        if not self._layers[layer].agrees(call):
+            raise EngineContractError(
+                f"layer {layer} asks for {call}, and asked for {self._layers[layer]} when the model was opened: "
+                "someone changed the model object"
+            )
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         queries = query[0].transpose(0, 1)
         out = query.new_empty((*queries.shape[:2], values.shape[-1]))
@@ -281,7 +329,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | MaskRequest | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,  # noqa: FBT001 - the library calls it by name
@@ -295,8 +343,13 @@ def _attention(
         raise EngineContractError(
             "attention ran without a kvos batch: the model object is in use by a kvos engine (close that first)"
         )
-    if attention_mask is not None or dropout != 0.0 or is_causal is False:
+    if isinstance(attention_mask, torch.Tensor) or dropout != 0.0 or is_causal is False:
         raise EngineContractError("attention got a mask, dropout, or a non-causal request, which kvos would ignore")
+    if attention_mask is not None and attention_mask.window != sliding_window:
+        raise EngineContractError(
+            f"a layer's mask has a window of {attention_mask.window}, its call says {sliding_window}: the model's "
+            "config contradicts itself, or was changed after the model was made"
+        )
     unknown = [name for name, given in keywords.items() if name not in _HARMLESS_KEYWORDS and given is not None]
     if unknown:
         raise EngineContractError(f"attention got keywords that kvos does not know: {', '.join(unknown)}")
@@ -304,8 +357,8 @@ def _attention(
     return forward.attend(module, query, key, value, LayerCall(scale, sliding_window, softcap, s_aux)), None
 
 
-def _mask(*_: Any, **__: Any) -> None:
-    """No mask: what a row may see follows from the block tables."""
+def _mask(*_: Any, local_size: int | None = None, **__: Any) -> MaskRequest:
+    return MaskRequest(local_size)
 
 
 def register() -> None:

@@ -1,30 +1,47 @@
 """Batch-invariant mode: the same token ids give the same bits, whatever the batch, the chunks or the cache did.
 
-Two things of a forward depend on what is beside a row. Linear layers take other matrix kernels for few rows than for
+Three things of a forward depend on what is beside a row. Linear layers take other matrix kernels for few rows than for
 many; from ``ROW_MULTIPLE`` on, and in multiples of it, they add up alike, so batches are filled up with rows that
-nobody reads. Attention depends on how many rows share a call, so each row has one of its own. That this holds on a
-machine, and for a model, is tried when the model is opened.
+nobody reads. Attention depends on how many rows share a call, so each row has one of its own. So do activations: a
+vectorised function computes the last elements of a thread's share by other code than the rest. That all this holds on
+a machine, and for a model, is tried when the model is opened.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from kvos.engine.base import PackedBatch
+from kvos.engine.base import EngineInfo, PackedBatch
 from kvos.engine.trial import Run
 from kvos.errors import EngineContractError, UnsupportedModelError
-from kvos.models.architectures import ARCHITECTURES, Need
+from kvos.models.config_checks import has_experts
 from kvos.storage import BlockPool, KVLayout
 
-__all__ = ["ROW_MULTIPLE", "check_bits", "check_deterministic", "padded"]
+__all__ = ["ROW_MULTIPLE", "check_bits", "check_deterministic", "padded", "row_by_row"]
 
 ROW_MULTIPLE = 8
-TRIAL_TOKENS = 40
-TRIAL_CUTS = ((40,), (1,) * 40, (17, 1, 22), (3, 9, 28))
+TRIAL_CUTS = ((136,), (1,) * 9 + (104, 23), (40, 40, 56), (3, 9, 88, 36))
+"""Pieces of one sequence. It is long enough that a few threads share its activations, unevenly."""
+TRIAL_TOKENS = 136
+
+_TRANSCENDENTAL = frozenset(
+    {
+        *(nn.functional.gelu, nn.functional.mish, nn.functional.sigmoid, nn.functional.silu, nn.functional.softplus),
+        *(nn.functional.elu, nn.functional.tanh, nn.functional.hardswish, nn.functional.logsigmoid),
+        *(torch.cos, torch.erf, torch.exp, torch.log, torch.sigmoid, torch.sin, torch.tanh),
+        *(torch.Tensor.cos, torch.Tensor.erf, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.sigmoid),
+        *(torch.Tensor.sin, torch.Tensor.tanh),
+    }
+)
+"""Of one tensor, element by element. Sums, products and square roots are rounded alike by all code, these are not."""
 
 
 def check_deterministic(model: PreTrainedModel) -> None:
@@ -33,8 +50,7 @@ def check_deterministic(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: the text says why.
     """
-    known = ARCHITECTURES.get(model.config.model_type)
-    if known is not None and Need.EXPERTS in known.needs:
+    if has_experts(model.config):
         raise UnsupportedModelError(
             f"deterministic mode is not for a mixture of experts ({model.config.model_type!r}): how many tokens of a "
             "batch share an expert changes their bits"
@@ -69,24 +85,46 @@ def padded(batch: PackedBatch) -> PackedBatch:
     )
 
 
+class _RowByRow(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = {} if kwargs is None else kwargs
+        if func in _TRANSCENDENTAL and args and args[0].dim() > 1:
+            x = args[0]
+            rows = x.reshape(-1, x.shape[-1])
+            if len(rows) > 1:
+                return torch.stack([func(row, *args[1:], **options) for row in rows]).view(x.shape)
+        return func(*args, **options)
+
+
+def row_by_row() -> TorchFunctionMode:
+    """Within the block, activations and the like have a call per row, so that shapes are the same in every batch."""
+    return _RowByRow()
+
+
 @torch.inference_mode()
-def check_bits(run: Run, layout: KVLayout, vocab_size: int, name: str) -> None:
+def check_bits(run: Run, layout: KVLayout, info: EngineInfo) -> None:
     """Run the same tokens in several cuts, alone and beside others, and compare the bits.
 
     Raises:
         EngineContractError: they differ: this machine's kernels add up in another order than kvos knows.
     """
-    ids = np.asarray((np.arange(TRIAL_TOKENS) * 7919 + 11) % 65537 % vocab_size, dtype=np.int32)
-    results = [_logits(run, layout, ids, cut, beside=beside) for beside in (0, 3) for cut in TRIAL_CUTS]
+    tokens = min(TRIAL_TOKENS, info.max_positions)
+    ids = np.asarray((np.arange(tokens) * 7919 + 11) % 65537 % info.vocab_size, dtype=np.int32)
+    results = [_logits(run, layout, ids, cut, beside=3 * (n % 2)) for n, cut in enumerate(TRIAL_CUTS)]
     if not all(torch.equal(result, results[0]) for result in results):
         raise EngineContractError(
-            f"{name} does not give the same bits in batches and chunks of other sizes on this machine; deterministic "
-            "mode is not possible here"
+            f"{info.model_name} does not give the same bits in batches and chunks of other sizes on this machine; "
+            "deterministic mode is not possible here"
         )
 
 
 def _logits(run: Run, layout: KVLayout, ids: np.ndarray, cut: tuple[int, ...], *, beside: int) -> torch.Tensor:
-    """Logits of all ``ids``, computed in pieces of ``cut`` with ``beside`` other sequences in each batch."""
+    """Logits of all ``ids``, computed in pieces of ``cut`` with ``beside`` other sequences in each batch.
+
+    Pieces end where ``ids`` do: a model may have a short context.
+    """
     size = layout.block_size
     blocks = -(-len(ids) // size)
     pool = BlockPool(layout, max_blocks=blocks * (1 + beside), blocks_per_segment=blocks * (1 + beside))
@@ -94,7 +132,10 @@ def _logits(run: Run, layout: KVLayout, ids: np.ndarray, cut: tuple[int, ...], *
     tables = np.arange(blocks * (1 + beside)).reshape(1 + beside, blocks)
     parts = []
     start = 0
-    for rows in cut:
+    for piece in cut:
+        rows = min(piece, len(ids) - start)
+        if rows == 0:
+            break
         place = np.arange(start, start + rows)
         starts = rows * np.arange(2 + beside)
         batch = PackedBatch(
@@ -106,6 +147,7 @@ def _logits(run: Run, layout: KVLayout, ids: np.ndarray, cut: tuple[int, ...], *
             context_lengths=np.full(1 + beside, start + rows),
             block_tables=tables,
             logit_rows=starts[-2] + np.arange(rows),
+            declared_lengths=np.full(1 + beside, len(ids)),
         )
         parts.append(run(batch, pool))
         start += rows

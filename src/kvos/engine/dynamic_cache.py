@@ -17,8 +17,9 @@ from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.identity import model_identity
 from kvos.engine.plan import check_batch, context_slots
 from kvos.engine.probe import layout_from, probe_layers
-from kvos.engine.support import check_model, context_of, takes_declared_length
+from kvos.engine.support import check_model
 from kvos.errors import EngineContractError, UnsupportedModelError
+from kvos.models.config_checks import context_of, takes_declared_length
 from kvos.storage import BlockPool
 
 __all__ = ["DynamicCacheEngine", "cache_keyword"]
@@ -57,7 +58,10 @@ class DynamicCacheEngine(Engine):
         self._closed = False
         model.eval()
         try:
-            self.layout = layout_from(probe_layers(model), block_size, dtype)
+            layers = probe_layers(model)
+            if not all(layer.is_plain for layer in layers):
+                raise UnsupportedModelError("this engine has no sliding windows, soft caps or attention sinks")
+            self.layout = layout_from(layers, block_size, dtype)
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""A digest of what a model computes: equal for equal weights and settings, on any machine."""
+"""A digest of what a model computes: equal for equal weights and settings, on any machine with the same library."""
 
 from __future__ import annotations
 
@@ -13,36 +13,47 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvos.engine.rope import length_dependent_modules
+from kvos.models.config_checks import rope_types
 
 __all__ = ["model_identity"]
 
-_FACTS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "attention_bias",
-    "mlp_bias",
-    "tie_word_embeddings",
-    "rope_parameters",
+_CHANGES_NO_RESULT = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "max_position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "transformers_version",
+        "use_cache",
+    }
 )
-"""Config entries that change results. Names, file formats, token ids and defaults of generation do not."""
+"""Config entries that say how to use a model, not what it computes. Every other entry counts: one that is new in a
+library, or in an architecture, must not go unseen, and one that counts needlessly costs a miss at most."""
+
+_STATE = frozenset({"gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len", "padding_idx", "training"})
+"""Numbers of modules that change with their use, or matter for training only."""
 
 _CHUNK_ELEMENTS = 1 << 22
 _HASHERS = 4
 
 
 def model_identity(model: PreTrainedModel) -> str:
-    """Hex digest (blake2b, 32 bytes) of the config's facts, the modules' numbers, and every tensor's exact values.
+    """Hex digest (blake2b, 32 bytes) of the config, the modules' numbers, and every tensor's exact values.
 
-    Tensors are weights and buffers (RoPE's frequencies are one); numbers are what modules hold as floats (the scale of
-    the scores, a norm's epsilon). What code does otherwise, in hooks or other classes, it does not see.
+    Tensors are weights and buffers (RoPE's frequencies are one); numbers are what modules hold beside them (the scale
+    of the scores, a norm's epsilon, a window). What code does otherwise, in hooks or other classes, it does not see.
 
     Values count, not their storage: weights that were widened without loss (bf16 or fp16 to fp32, fp32 to fp64) keep
     the identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
@@ -52,7 +63,7 @@ def model_identity(model: PreTrainedModel) -> str:
     moving = {f"{name}.inv_freq" for name, module in model.named_modules() if module in lengths}  # by what ran last
     buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in moving}
     weights = {**dict(model.named_parameters()), **buffers}  # tied ones once
-    facts = json.dumps([_facts(model.config), _numbers(model)], sort_keys=True)
+    facts = json.dumps([_facts(model.config), _numbers(model)], sort_keys=True, default=str)
     digest = hashlib.blake2b(facts.encode(), digest_size=32)
     pending: deque[tuple[str, Future[bytes]]] = deque()
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="kvos-identity") as hashers:
@@ -73,12 +84,18 @@ def _add(digest: Any, label: str, value: Future[bytes]) -> None:
 
 
 def _facts(config: PreTrainedConfig) -> dict[str, Any]:
-    facts = {name: getattr(config, name, None) for name in _FACTS}
-    rope: Any = facts["rope_parameters"] or {}
-    facts["rope_parameters"] = {key: value for key, value in rope.items() if value is not None}
-    if rope.get("rope_type", "default") != "default":
-        facts["max_position_embeddings"] = config.max_position_embeddings
-    return facts
+    everything = config.to_dict()
+    facts = {key: _known(value) for key, value in everything.items() if key not in _CHANGES_NO_RESULT}
+    if rope_types(config) != {"default"}:
+        facts["max_position_embeddings"] = everything.get("max_position_embeddings")
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _known(value: Any) -> Any:
+    """Without entries that say nothing: a library adds them when it reads a config."""
+    if isinstance(value, dict):
+        return {str(key): _known(part) for key, part in value.items() if part is not None}
+    return value
 
 
 def _numbers(model: PreTrainedModel) -> dict[str, float]:
@@ -86,7 +103,7 @@ def _numbers(model: PreTrainedModel) -> dict[str, float]:
         f"{name}.{key}": value
         for name, module in model.named_modules()
         for key, value in vars(module).items()
-        if type(value) is float
+        if type(value) in (bool, int, float) and key not in _STATE and not key.startswith("_")
     }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kvos.errors import EngineContractError, UnsupportedModelError
 from kvos.models.architectures import DECLARED_ROPE_TYPES
 
 __all__ = ["DeclaredRope", "declared_length", "length_dependent_modules"]
@@ -35,12 +36,18 @@ class DeclaredRope:
     """Takes the place of a model's length-dependent position modules; ``undo`` puts them back.
 
     Does nothing to a model that has none.
+
+    Raises:
+        UnsupportedModelError: somebody has put a forward of their own in the place of such a module's.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = length_dependent_modules(model)
         self._frequencies: dict[str, torch.Tensor] = {}
         self._rows: torch.Tensor | None = None
+        if any("forward" in vars(module) for module in self._modules):
+            self._modules = []
+            raise UnsupportedModelError("the model's RoPE has a forward of its own (a hook?), which kvos would replace")
         for module in self._modules:
             vars(module)["forward"] = self._forward_of(module)
 
@@ -71,7 +78,7 @@ class DeclaredRope:
     def _forward_of(self, module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         def forward(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if self._rows is None or position_ids.shape != (1, len(self._rows)):
-                raise RuntimeError("positions were asked for rows that nobody declared a length for")
+                raise EngineContractError("positions were asked for rows that nobody declared a length for")
             angles = position_ids[0, :, None].float() * self._rows
             both = torch.cat((angles, angles), dim=-1)[None]
             cos, sin = both.cos() * module.attention_scaling, both.sin() * module.attention_scaling
@@ -111,5 +118,6 @@ def _class_of(module: Any, length: int) -> str:
 def _frequencies(module: Any, length: int) -> torch.Tensor:
     """``[half of the rotated dimensions]`` in float32."""
     device = module.inv_freq.device
-    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[module.rope_type](module.config, device, seq_len=length)[0]
+    total: Any = torch.tensor(length, device=device)  # the library hands over a tensor, and rounds accordingly
+    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[module.rope_type](module.config, device, seq_len=total)[0]
     return frequencies.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -9,20 +10,23 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
+from torch.backends.cpu import get_cpu_capability
 from transformers import PreTrainedModel
 
 from kvos.engine.attention import ATTENTION_NAME, PackedForward, running
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
-from kvos.engine.batch_invariance import check_bits, check_deterministic, padded
+from kvos.engine.batch_invariance import check_bits, check_deterministic, padded, row_by_row
 from kvos.engine.identity import model_identity
 from kvos.engine.kernels import Kernels, KernelSet, select_kernels
 from kvos.engine.plan import BatchPlan, check_batch
 from kvos.engine.probe import layout_from, probe_layers
 from kvos.engine.rope import DeclaredRope
-from kvos.engine.support import check_model, context_of
+from kvos.engine.support import check_model, is_changed_by_hand
 from kvos.engine.trial import Trial
-from kvos.errors import EngineContractError, InvalidConfigError
+from kvos.errors import EngineContractError, InvalidConfigError, UnsupportedModelError
 from kvos.models.architectures import ARCHITECTURES
+from kvos.models.config_checks import context_of
 from kvos.storage import BlockPool
 
 __all__ = ["TransformersEngine"]
@@ -49,9 +53,11 @@ class TransformersEngine(Engine):
         untested: take a model type that nobody has tested, if it passes a thorough trial run.
 
     Raises:
-        UnsupportedModelError: the model needs a feature that is missing; the text names it.
+        UnsupportedModelError: the model needs a feature that is missing, or does something that a trial run shows
+            kvos does not know; the text names it.
         MissingDependencyError: a kernel was asked for by name and cannot be had.
-        EngineContractError: the trial run did not go through kvos in every layer; the model is as before.
+        EngineContractError: the trial run did not go through kvos in every layer. After any error the model is as
+            before.
     """
 
     def __init__(
@@ -68,6 +74,10 @@ class TransformersEngine(Engine):
     ) -> None:
         dtype = check_model(model, untested=untested)
         config = model.config
+        if config._attn_implementation == ATTENTION_NAME:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is in use by a kvos engine already: close that first, or open a copy"
+            )
         if deterministic:
             check_deterministic(model)
             kernels = _without_compiled_attention(kernels)
@@ -85,11 +95,12 @@ class TransformersEngine(Engine):
         self._rope: DeclaredRope | None = None
         try:
             model.eval()
-            layers = probe_layers(model)
+            layers = self._layers = probe_layers(model)
             self.layout = layout_from(layers, block_size, dtype)
             if owns_model:
                 self.identity()  # while all weights are there
-            trial = Trial.of(model, layers, thorough=untested and config.model_type not in ARCHITECTURES)
+            thorough = config.model_type not in ARCHITECTURES or is_changed_by_hand(model)
+            trial = Trial.of(model, layers, thorough=thorough)
             self._kernels = select_kernels(
                 kernels, model, layers, self.layout, drop_plain_weights=owns_model, folder=kernel_folder
             )
@@ -97,7 +108,7 @@ class TransformersEngine(Engine):
             self._rope = DeclaredRope(model)
             trial.check(self._run, self.layout, self._device, model_name)
             if deterministic:
-                check_bits(self._run, self.layout, config.vocab_size, model_name)
+                check_bits(self._run, self.layout, self.info)
         except BaseException:
             self.close()
             raise
@@ -141,8 +152,8 @@ class TransformersEngine(Engine):
         plan = BatchPlan(batch, pool, compiled=kernel is not None, row_by_row=deterministic)
         if self._rope is not None:
             self._rope.prepare(_per_row(batch))
-        forward = PackedForward(plan, pool, kernel)
-        with running(forward):
+        forward = PackedForward(plan, pool, self._layers, kernel)
+        with running(forward), row_by_row() if deterministic else nullcontext():
             output = self._model(
                 input_ids=self._tensor(batch.token_ids.astype(np.int64))[None],
                 position_ids=self._tensor(batch.positions)[None],
@@ -151,6 +162,11 @@ class TransformersEngine(Engine):
                 logits_to_keep=self._tensor(batch.logit_rows),
             )
         forward.finish()
+        if output.logits.shape[1] != len(batch.logit_rows):
+            raise EngineContractError(
+                f"{self.info.model_name} answered with {output.logits.shape[1]} rows of logits, "
+                f"{len(batch.logit_rows)} were asked for: its forward ignores logits_to_keep"
+            )
         logits: torch.Tensor = output.logits[0, :outputs]
         return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -161,8 +177,9 @@ class TransformersEngine(Engine):
     def arithmetic(self) -> str:
         if not self.info.deterministic:
             return ""
-        chosen = self.kernels
-        return f"deterministic, {chosen.linear} linear, {chosen.norm} norm, {torch.get_num_threads()} threads"
+        recipe = f"{self.kernels.linear} linear, {self.kernels.norm} norm, {torch.get_num_threads()} threads"
+        machine = f"torch {torch.__version__}, transformers {transformers.__version__}, {get_cpu_capability()}"
+        return f"deterministic, {recipe}, {machine}"
 
     def position_class(self, max_tokens: int) -> str:
         return "" if self._rope is None else self._rope.position_class(max_tokens)
@@ -176,15 +193,22 @@ class TransformersEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        if self._kernels is not None:
-            self._kernels.undo()
-        if self._rope is not None:
-            self._rope.undo()
+        self._pool = None
+        with ExitStack() as steps:  # each of them, whatever becomes of another
+            steps.callback(self._restore_modes)
+            steps.callback(self._restore_attention)
+            if self._rope is not None:
+                steps.callback(self._rope.undo)
+            if self._kernels is not None:
+                steps.callback(self._kernels.undo)
+
+    def _restore_attention(self) -> None:
         if self._model.config._attn_implementation == ATTENTION_NAME:
             self._model.set_attn_implementation(self._attention_before)
+
+    def _restore_modes(self) -> None:
         for module, training in self._modes:
             module.training = training
-        self._pool = None
 
 
 def _per_row(batch: PackedBatch) -> npt.NDArray[np.int64]:

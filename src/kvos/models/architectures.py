@@ -1,4 +1,4 @@
-"""The architectures that were tested, with what each needs, and those that must be refused, with what is missing.
+"""The architectures that were tested, with what each needs, and those that must be refused, with the reason.
 
 The one table behind the checks at load, ``kvos models`` and docs/models.md. Facts only; no I/O, no torch.
 """
@@ -36,7 +36,7 @@ class Need(Enum):
     EXPERTS = "a mixture of experts"
     LATENT = "keys and values of different sizes, expanded from a latent"
     DECLARED_LENGTH = "the session's declared length, for dynamic and longrope RoPE"
-    LOST_KEYWORDS = "a batch that reaches attention beside the keywords, which the model drops"
+    LOST_KEYWORDS = "keywords that the model drops on their way to attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Refused:
     """A model type that kvos cannot run exactly.
 
     Attributes:
-        missing: the feature, as the error names it.
+        has: the feature that kvos lacks, as the error names it.
     """
 
     model_type: str
-    missing: str
+    has: str
 
 
 ARCHITECTURES = {
@@ -94,6 +94,7 @@ ARCHITECTURES = {
 }
 """By model type. ``tests/architectures`` runs every row."""
 
+_NO_DISPATCH = "attention code that does not go through AttentionInterface"
 _RECURRENT = "recurrent or state-space layers"
 _ALIBI = "ALiBi position biases"
 _HYBRID = "layers that cache something other than keys and values"
@@ -101,8 +102,8 @@ _HYBRID = "layers that cache something other than keys and values"
 REFUSED = {
     one.model_type: one
     for one in (
-        Refused("falcon", "dispatch of attention through AttentionInterface"),
-        Refused("gpt_neo", "dispatch of attention through AttentionInterface"),
+        Refused("falcon", _NO_DISPATCH),
+        Refused("gpt_neo", _NO_DISPATCH),
         Refused("bloom", _ALIBI),
         Refused("mpt", _ALIBI),
         Refused("mamba", _RECURRENT),
@@ -116,6 +117,7 @@ REFUSED = {
         Refused("diffllama", "differential attention (two calls a layer)"),
         Refused("llama4_text", "chunked attention"),
         Refused("t5", "encoder-decoder attention"),
+        Refused("gemma3", "inputs other than text; its text model is gemma3_text"),
     )
 }
 """By model type; what other types lack is found in their config, or by the probe and the self-test at load."""
@@ -134,15 +136,15 @@ def as_data() -> dict[str, list[dict[str, Any]]]:
             {"model_type": one.model_type, "title": one.title, "needs": [need.value for need in one.needs]}
             for one in ARCHITECTURES.values()
         ],
-        "refused": [{"model_type": one.model_type, "missing": one.missing} for one in REFUSED.values()],
+        "refused": [{"model_type": one.model_type, "has": one.has} for one in REFUSED.values()],
     }
 
 
 def as_markdown() -> str:
     """Both tables, as docs/models.md holds them."""
-    lines = ["| type | models | needs, beyond causal attention with RoPE |", "|---|---|---|"]
+    lines = ["| type | models | what kvos handles, beyond causal attention |", "|---|---|---|"]
     for one in ARCHITECTURES.values():
         lines.append(f"| `{one.model_type}` | {one.title} | {'; '.join(need.value for need in one.needs)} |")
-    lines += ["", "| refused type | what is missing |", "|---|---|"]
-    lines += [f"| `{one.model_type}` | {one.missing} |" for one in REFUSED.values()]
+    lines += ["", "| refused type | because it has |", "|---|---|"]
+    lines += [f"| `{one.model_type}` | {one.has} |" for one in REFUSED.values()]
     return "\n".join(lines) + "\n"

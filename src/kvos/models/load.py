@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from kvos.config import KvosConfig
@@ -27,6 +27,7 @@ from kvos.errors import (
     UnsupportedModelError,
 )
 from kvos.models.catalogue import CatalogueModel, closest_name, find
+from kvos.models.config_checks import check_supported
 from kvos.models.dtypes import resolve_device, resolve_dtype, short_name
 from kvos.models.fetch import install
 from kvos.models.hub import Reach, reach_hub
@@ -87,7 +88,8 @@ def load_model(
         InvalidConfigError: dtype or device that the machine lacks, or that the given model doesn't have.
         ModelNotAvailableError: not here, and it can't be fetched; the text says what to do.
         ModelDamagedError: files of the catalogue's model aren't what was written; weights are unreadable or missing.
-        UnsupportedModelError: not a decoder that the library can load.
+        UnsupportedModelError: not a decoder that the library can load and kvos can run. Found in the config, before
+            any weights are fetched.
     """
     if model is not None or tokenizer is not None:
         if spec is not None or model is None or tokenizer is None:
@@ -204,6 +206,7 @@ def _from_pretrained(
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     try:
         with _quiet_library(bars=not local_files_only):
+            check_supported(AutoConfig.from_pretrained(location, **options), untested=config.untested_models)
             tokenizer = AutoTokenizer.from_pretrained(location, **options)
             pair: Any = AutoModelForCausalLM.from_pretrained(
                 location, dtype=dtype, use_safetensors=True, output_loading_info=True, **options

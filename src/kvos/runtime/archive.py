@@ -24,7 +24,7 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
         SessionBusyError, SessionClosedError: see ``CacheSession``.
     """
     session.check_idle()
-    sequence = session.sequence
+    sequence, declared = session.sequence, session.limits.declared
     slots = sequence.slots()
     layers = [core.manager.pool.read(layer, slots) for layer in range(core.manager.pool.layout.num_layers)]
     manifest = SessionManifest(
@@ -33,13 +33,14 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
         num_tokens=sequence.num_tokens,
         num_computed=sequence.num_computed,
         transcript=session.transcript,
-        max_tokens=session.limits.max_tokens if session.limits.max_tokens < parts.limits.max_tokens else None,
+        # Without a wish, and where positions do not depend on it, the next runtime's own limit is as good.
+        max_tokens=declared if declared != parts.limits.declared or core.engine.position_class(declared) else None,
     )
     return SavedSession(
         manifest=manifest,
         model=identity,
         model_name=core.engine.info.model_name,
-        numeric_class=parts.numeric_class(session.limits.max_tokens),
+        numeric_class=parts.numeric_class(declared),
         tokens=sequence.tokens().copy(),
         keys=[key.cpu() for key, _ in layers],
         values=[value.cpu() for _, value in layers],
@@ -86,7 +87,7 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
     try:
         session.restore(saved.manifest.transcript, saved.tokens)
         session.sequence.adopt_prefix()
-        obstacle = kv_obstacle(core, saved, parts.numeric_class(session.limits.max_tokens))
+        obstacle = kv_obstacle(core, saved, parts.numeric_class(session.limits.declared))
         if obstacle is None:
             _write_kv(core, session, saved)
         else:

@@ -43,14 +43,14 @@ class RuntimeParts:
         self._identity: str | None = None
         self._identity_lock = threading.Lock()
 
-    def numeric_class(self, max_tokens: int) -> str:
-        """What gives equal tokens other keys in a session that may grow to ``max_tokens``.
+    def numeric_class(self, declared: int) -> str:
+        """What gives equal tokens other keys in a session that declared this length.
 
         The compute dtype, for a model whose positions depend on the length what that makes of them, and whether bits
         are promised.
         """
         parts = [str(self.engine.info.compute_dtype).removeprefix("torch.")]
-        positions = self.engine.position_class(max_tokens)
+        positions = self.engine.position_class(declared)
         if positions:
             parts.append(f"positions: {positions}")
         if self.engine.arithmetic:
@@ -71,21 +71,22 @@ class RuntimeParts:
     def open_session(
         self, core: EngineCore, name: str | None, tenant: str, max_tokens: int | None = None
     ) -> CacheSession:
-        """A new empty session that may grow to ``max_tokens``, or to the runtime's limit. Engine thread."""
+        """A new empty session that may grow to ``max_tokens``, or to the runtime's limit. Engine thread.
+
+        A session that comes from a runtime with more room keeps the length that it declared there.
+        """
         session_id = core.sessions.free_name(name)
         limits = self.limits
         if max_tokens is not None:
-            limits = SessionLimits(min(max_tokens, limits.max_tokens), limits.vocab_size)
-        sequence = self._new_sequence(core.manager, session_id, tenant, limits.max_tokens)
+            limits = SessionLimits(min(max_tokens, limits.max_tokens), limits.vocab_size, declared=max_tokens)
+        sequence = self._new_sequence(core.manager, session_id, tenant, limits.declared)
         session = CacheSession(session_id, sequence, limits, tenant=tenant)
         core.sessions.add(session)
         return session
 
-    def _new_sequence(
-        self, manager: BlockManager, session_id: SessionId, tenant: str, max_tokens: int
-    ) -> SequenceCache:
+    def _new_sequence(self, manager: BlockManager, session_id: SessionId, tenant: str, declared: int) -> SequenceCache:
         owner = self._owners.setdefault(tenant, OwnerId(len(self._owners) + 1))
-        numbers = self.numeric_class(max_tokens)
+        numbers = self.numeric_class(declared)
         root = PrefixRoot(model=self.engine.info.model_name, tenant=tenant, numeric_class=numbers)
         return SequenceCache(manager, root, owner=owner, label=f"session {session_id}")
 

@@ -81,7 +81,7 @@ class Runtime:
             engine=engine,
             thread=EngineThread(core),
             renderer=renderer,
-            limits=SessionLimits(_context(engine, config, pool), engine.info.vocab_size),
+            limits=_limits(engine, config, pool),
             sessions_folder=config.home / "sessions",
         )
         thread = self._parts.thread
@@ -107,17 +107,17 @@ class Runtime:
         Args:
             max_tokens: how long it may become at most; by default as long as the runtime allows. Forks have the same.
                 For models whose positions depend on the length (dynamic and longrope RoPE) this is the length that
-                they are computed for.
+                they are computed for; by default the model's context, or ``max_context_tokens``.
 
         Raises:
             SessionExistsError: an open session has that name.
-            InvalidInputError: not a name.
+            InvalidInputError: not a name, or more ``max_tokens`` than ``max_context_tokens``.
             InvalidMessageError: of ``messages``; no session was opened.
         """
         if name is not None:
             check_name("session", name)
         check_name("tenant", tenant)
-        _check_max_tokens(max_tokens)
+        _check_max_tokens(max_tokens, self.max_context_tokens)
         session = Session(
             self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant, max_tokens))
         )
@@ -186,6 +186,10 @@ class Runtime:
     @property
     def model_name(self) -> str:
         return self._parts.engine.info.model_name
+
+    def check_chats(self) -> None:
+        """Raises UnsupportedModelError if the model can't take messages, for want of a chat template."""
+        self._parts.renderer.check_template()
 
     def stats(self) -> RuntimeStats:
         """Counters, blocks by status, utilisation."""
@@ -283,11 +287,14 @@ def open_runtime(
         raise
 
 
-def _check_max_tokens(wish: int | None) -> None:
+def _check_max_tokens(wish: int | None, most: int) -> None:
     if wish is None:
         return
-    if isinstance(wish, bool) or not isinstance(wish, int) or wish < 1:
-        raise InvalidInputError(f"max_tokens is {shown(wish)}; expected a whole number from 1")
+    if isinstance(wish, bool) or not isinstance(wish, int) or not 1 <= wish <= most:
+        raise InvalidInputError(
+            f"max_tokens is {shown(wish)}; expected a whole number from 1 to {most}, the longest session that the "
+            "model, max_context_tokens and cache_bytes allow here"
+        )
 
 
 def _shut_down(publisher: StatsPublisher, thread: EngineThread, engine: Engine) -> None:
@@ -306,10 +313,16 @@ def _make_pool(engine: Engine, config: KvosConfig, device: torch.device) -> Bloc
     return BlockPool(engine.layout, max_blocks=max_blocks, blocks_per_segment=per_segment, device=device)
 
 
-def _context(engine: Engine, config: KvosConfig, pool: BlockPool) -> int:
-    """The longest session: what the model, the setting and the whole pool allow."""
-    tokens = min(engine.info.max_positions, pool.max_blocks * pool.layout.block_size)
-    return tokens if config.max_context_tokens is None else min(tokens, config.max_context_tokens)
+def _limits(engine: Engine, config: KvosConfig, pool: BlockPool) -> SessionLimits:
+    """The longest session: what the model, the setting and the whole pool allow.
+
+    How much memory there is must not change what a model computes, so the pool has no say in the declared length.
+    """
+    declared = engine.info.max_positions
+    if config.max_context_tokens is not None:
+        declared = min(declared, config.max_context_tokens)
+    longest = min(declared, pool.max_blocks * pool.layout.block_size)
+    return SessionLimits(longest, engine.info.vocab_size, declared)
 
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -16,7 +16,7 @@ from kvos.errors import OutOfBlocksError
 from kvos.policy import LRU, EvictionPolicy
 from kvos.sequences.hashing import Hasher
 from kvos.sequences.prefix_index import PrefixIndex
-from kvos.storage import BlockAllocator, BlockPool, Reservation
+from kvos.storage import Allocation, BlockAllocator, BlockPool, Reservation
 from kvos.types import BlockIds, OwnerId, SequenceId
 
 __all__ = ["BlockManager"]
@@ -67,10 +67,7 @@ class BlockManager:
             OutOfBlocksError: with the counts and the holders; nothing was allocated.
         """
         self._make_room(n)
-        allocation = self.allocator.allocate(n, owner)
-        self._scrub(allocation.to_scrub)
-        self.counters.add("blocks_allocated", n)
-        return allocation.blocks
+        return self._clean(self.allocator.allocate(n, owner))
 
     def reserve(self, n: int, owner: OwnerId) -> Reservation:
         """Promise ``n`` blocks to a request. Raises as ``allocate``."""
@@ -83,10 +80,12 @@ class BlockManager:
         rest = self.allocate(n - promised, reservation.owner)
         if promised == 0:
             return rest
-        allocation = self.allocator.claim(reservation, promised)
-        self._scrub(allocation.to_scrub)
-        self.counters.add("blocks_allocated", promised)
-        return np.concatenate([allocation.blocks, rest])
+        try:
+            blocks = self._clean(self.allocator.claim(reservation, promised))
+        except BaseException:
+            self.allocator.release(rest)
+            raise
+        return np.concatenate([blocks, rest])
 
     def cancel(self, reservation: Reservation) -> None:
         """Give back what is left of a reservation. Idempotent."""
@@ -98,6 +97,16 @@ class BlockManager:
         self._scrub(blocks)
         self.allocator.mark_scrubbed(blocks)
         return len(blocks)
+
+    def _clean(self, allocation: Allocation) -> BlockIds:
+        """The blocks of ``allocation`` without another owner's content; if that fails, they are free again."""
+        try:
+            self._scrub(allocation.to_scrub)
+        except BaseException:
+            self.allocator.give_back(allocation)
+            raise
+        self.counters.add("blocks_allocated", len(allocation.blocks))
+        return allocation.blocks
 
     def _scrub(self, blocks: BlockIds) -> None:
         if len(blocks):

@@ -52,7 +52,7 @@ def pack(scheduled: Sequence[Scheduled]) -> PackedBatch:
         query_starts=starts,
         context_lengths=np.array([item.end for item in scheduled], np.int64),
         block_tables=block_tables,
-        declared_lengths=np.array([item.request.session.limits.max_tokens for item in scheduled], np.int64),
+        declared_lengths=np.array([item.request.session.limits.declared for item in scheduled], np.int64),
         logit_rows=_joined(
             [
                 first + np.arange(item.logits_from - item.start, item.num_rows)

@@ -48,7 +48,9 @@ class WhyComputed(Enum):
     NOTHING = "everything was cached; at most the last token was computed again, for its logits"
     NEW_TOKENS = "no full block of this tenant held these tokens behind this prefix"
     EVICTED = "blocks with these tokens were cached, and were reclaimed when the pool was full"
-    SAVED_KV_UNUSABLE = "the keys and values in the saved session were damaged, or computed in another dtype"
+    SAVED_KV_UNUSABLE = (
+        "the keys and values in the saved session were damaged, or computed otherwise (dtype, mode, declared length)"
+    )
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
 
 

@@ -23,7 +23,7 @@ class SessionManifest:
         name: of the session when it was saved.
         num_tokens: token ids that belong to it.
         num_computed: of those, how many have KV beside it.
-        max_tokens: how long it may become; None for as long as its runtime allows.
+        max_tokens: the length that it declared; None for as long as its runtime allows.
     """
 
     name: str
@@ -73,11 +73,12 @@ class SessionManifest:
             (all(isinstance(text, str) for text in texts), "a text is not a text"),
             (all(span.version is None or isinstance(span.version, str) for span in spans), "a version is not a text"),
             (all(type(number) is int for number in numbers), "a count is not a whole number"),
-            (self.max_tokens is None or (type(self.max_tokens) is int and self.max_tokens >= 1), "an impossible limit"),
+            (self.max_tokens is None or type(self.max_tokens) is int, "a limit is not a whole number"),
             (all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False)), "gaps"),
             (all(span.id == number for number, span in enumerate(spans)), "spans out of order"),
             (edges[-1] == self.num_tokens, "the spans do not cover the tokens"),
             (0 <= self.num_computed <= self.num_tokens, "more computed tokens than tokens"),
+            (self.max_tokens is None or self.max_tokens >= max(1, self.num_tokens), "more tokens than it may hold"),
             (text_edges == sorted(text_edges) and text_edges[-1] <= len(transcript.text), "spans beyond the text"),
             (len(transcript.messages) in (0, len(spans)), "another number of messages than of spans"),
         )

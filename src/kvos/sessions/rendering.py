@@ -73,6 +73,14 @@ class ChatRenderer:
         # Tokenizers change their truncation state inside a call, so two threads must not be in one.
         self._lock = threading.Lock()
 
+    def check_template(self) -> None:
+        """Raises UnsupportedModelError if the tokenizer has no chat template."""
+        if self._tokenizer.chat_template is None:
+            raise UnsupportedModelError(
+                "the model's tokenizer has no chat template: put a chat_template.jinja into its folder, set one on the "
+                "tokenizer, or work with raw tokens (append_tokens)"
+            )
+
     def append(
         self,
         held: Transcript,
@@ -140,8 +148,7 @@ class ChatRenderer:
         )
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        if self._tokenizer.chat_template is None:
-            raise UnsupportedModelError("the tokenizer has no chat template; use append_tokens, or set one on it")
+        self.check_template()
         try:
             text = self._tokenizer.apply_chat_template(
                 [message.as_dict() for message in messages],

@@ -44,13 +44,16 @@ class SessionLimits:
     Args:
         max_tokens: the longest sequence, in tokens.
         vocab_size: token ids are below this.
+        declared: the length that positions are computed for, where they depend on it; by default ``max_tokens``. It
+            stays when the sequence must end sooner, for want of blocks.
     """
 
-    __slots__ = ("max_tokens", "vocab_size")
+    __slots__ = ("declared", "max_tokens", "vocab_size")
 
-    def __init__(self, max_tokens: int, vocab_size: int) -> None:
+    def __init__(self, max_tokens: int, vocab_size: int, declared: int | None = None) -> None:
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
+        self.declared = max_tokens if declared is None else declared
 
 
 class CacheSession:

@@ -81,6 +81,10 @@ class BlockCounts:
         return self.active + self.reserved
 
 
+NOBODY = OwnerId(0)
+"""The owner of blocks that were never handed out; no tenant has this number."""
+
+
 def _check_count(n: int) -> None:
     if n < 0:
         raise InvalidInputError(f"asked for {n} blocks; a count cannot be negative")
@@ -150,6 +154,11 @@ class BlockAllocator:
             AllocateNonFreeBlockError: the free queue holds a block that is not ``FREE``.
         """
         return self._activate(self._take_free(n), owner)
+
+    def give_back(self, allocation: Allocation) -> None:
+        """Undo an allocation whose blocks could not be scrubbed: they are nobody's, so whoever is next scrubs first."""
+        self._owner[allocation.to_scrub] = NOBODY
+        self.release(allocation.blocks)
 
     def reserve(self, n: int, owner: OwnerId) -> Reservation:
         """Promise ``n`` free blocks to a request. Raises as ``allocate``."""

@@ -93,7 +93,8 @@ class Player:
         """Do it; False if there was nothing to do it on."""
         match operation:
             case Open(text, tokens, silent):
-                return self._extend(self._cast.open(), self._text(text, tokens), silent)
+                behind = self._stage.behind
+                return self._extend(self._cast.open(), self._text(text, behind + tokens), behind + silent)
             case Twin(session, keep, salt, tokens):
                 return self._twin(self._cast.pick(session), keep, self._salted(salt, tokens))
             case Extend(session, salt, tokens, silent):
@@ -135,7 +136,7 @@ class Player:
     # -- raw tokens ----------------------------------------------------------------------------------------------
 
     def _extend(self, live: Live | None, tokens: list[int], silent: int = 0) -> bool:
-        if live is None or len(live.ids) >= MAX_TOKENS:
+        if live is None or len(live.ids) >= self._limit(live):
             return False
         if silent:
             live.session.append_tokens(tokens[:silent])
@@ -159,7 +160,7 @@ class Player:
         return self._extend(self._cast.open(), kept + tokens, silent=len(kept))
 
     def _side_by_side(self, lives: list[Live], salt: int, pieces: tuple[int, ...]) -> bool:
-        lives = [live for live in lives if len(live.ids) < MAX_TOKENS]
+        lives = [live for live in lives if len(live.ids) < self._limit(live)]
         if not lives:
             return False
         tokens = [self._salted(salt + i * (salt % 2), sum(pieces)) for i in range(len(lives))]
@@ -193,7 +194,7 @@ class Player:
     # -- generation ----------------------------------------------------------------------------------------------
 
     def _generate(self, lives: list[Live], tokens: int) -> bool:
-        lives = [live for live in lives if live.ids and len(live.ids) < _limit(live)]
+        lives = [live for live in lives if live.ids and len(live.ids) < self._limit(live)]
         streams = []
         failed: list[OutOfBlocksError] = []
         for live in lives:
@@ -300,6 +301,5 @@ class Player:
         session.close()
         return self._load(-1)
 
-
-def _limit(live: Live) -> int:
-    return MAX_CHAT_TOKENS if live.is_chat else MAX_TOKENS
+    def _limit(self, live: Live) -> int:
+        return MAX_CHAT_TOKENS if live.is_chat else self._stage.behind + MAX_TOKENS

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.mkldnn import MkldnnLinear
 
+from kvos.config import KvosConfig
 from kvos.engine import PackedBatch, TransformersEngine
 from kvos.engine.probe import probe_layers
 from kvos.engine.rope import declared_length
@@ -133,10 +134,13 @@ class FreshRuns:
     Args:
         model: one that no engine has open; a deterministic engine takes it.
         max_tokens: the longest sequence, and the length that sequences declare.
+        config: kernels, and whether an untested model may run.
     """
 
-    def __init__(self, model: Any, max_tokens: int) -> None:
-        self._engine = TransformersEngine(model, deterministic=True)
+    def __init__(self, model: Any, max_tokens: int, config: KvosConfig) -> None:
+        self._engine = TransformersEngine(
+            model, deterministic=True, kernels=config.kernels, untested=config.untested_models
+        )
         blocks = self._engine.layout.blocks_for(max_tokens)
         pool = BlockPool(self._engine.layout, max_blocks=blocks, blocks_per_segment=blocks, device=model.device)
         pool.grow()

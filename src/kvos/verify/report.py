@@ -62,6 +62,7 @@ class VerifyReport:
         operations: how often each kind of operation did something.
         counters: of all runtimes together, see ``kvos.counters.COUNTERS``.
         interrupted: Ctrl-C ended it early.
+        behind: tokens that sessions began with.
         bitwise: compared to the bit, in deterministic mode; there is no floor then.
     """
 
@@ -81,6 +82,7 @@ class VerifyReport:
     mismatch: Mismatch | None = None
     interrupted: bool = False
     bitwise: bool = False
+    behind: int = 0
 
     @property
     def ok(self) -> bool:
@@ -101,6 +103,7 @@ class VerifyReport:
             return None
         first, rounds = self.mismatch.first_round, self.mismatch.round_number - self.mismatch.first_round + 1
         where = f"--model {self.model} --dtype {self.dtype}" + (" --bitwise" if self.bitwise else "")
+        where += f" --behind {self.behind}" if self.behind else ""
         return f"kvos verify {where} --seed {self.seed} --round {first} --rounds {rounds}"
 
     def as_dict(self) -> dict[str, Any]:

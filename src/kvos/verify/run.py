@@ -43,11 +43,11 @@ def run_verify(
     progress: Progress | None = None,
     max_trials: int = MAX_TRIALS,
     bitwise: bool = False,
+    behind: int = 0,
 ) -> VerifyReport:
     """Play random histories and compare every logit and token with runs without any cache.
 
-    Takes memory for two copies of the model. Prints nothing; stops at the first mismatch. Ctrl-C ends it early, with
-    a report of what was verified until then.
+    Takes memory for two copies of the model. Stops at the first mismatch, and at Ctrl-C with what was verified so far.
 
     Args:
         model: a name, a folder, a hub id, or a Transformers model object with its ``tokenizer``.
@@ -55,24 +55,23 @@ def run_verify(
         rounds: how many, from ``first_round`` on.
         seed: of the histories and their token ids; 0 or more.
         progress: told of every round.
+        behind: tokens of text that sessions begin with, so that rounds play behind windows and RoPE's boundaries.
         bitwise: run in deterministic mode, and compare with fresh runs of kvos without a cache, to the bit.
         max_trials: histories that are tried to find the shortest one that shows a mismatch; 0 for none.
 
     Raises:
-        InvalidInputError: a negative number of rounds or trials, or a negative seed.
+        InvalidInputError: a negative number, or no room in the model's context ``behind`` so many tokens.
         ModelNotAvailableError, UnsupportedModelError: as ``kvos.open``.
     """
-    if rounds < 1 or first_round < 0 or seed < 0 or max_trials < 0:
-        raise InvalidInputError(
-            f"rounds is {rounds}, first_round {first_round}, seed {seed}, max_trials {max_trials}; "
-            "expected at least 1 round, and nothing negative"
-        )
+    _check_numbers(rounds=rounds, first_round=first_round, seed=seed, max_trials=max_trials, behind=behind)
     chosen = KvosConfig.from_env() if config is None else config
     spec, given = (model, None) if isinstance(model, str | os.PathLike) else (None, model)
     loaded = load_model(spec, config=chosen, model=given, tokenizer=tokenizer)
-    workplace = Workplace(loaded.model, loaded.tokenizer, replace(chosen, deterministic=True) if bitwise else chosen)
-    # An engine changes the model object while it is open, so the reference needs one of its own.
-    judge = Judge((FreshRuns if bitwise else Reference)(copy.deepcopy(loaded.model), workplace.max_tokens))
+    chosen = replace(chosen, deterministic=bitwise or chosen.deterministic)
+    workplace = Workplace(loaded.model, loaded.tokenizer, chosen, behind)
+    plain = copy.deepcopy(loaded.model)  # an engine changes the model object while it is open
+    longest = workplace.max_tokens
+    judge = Judge(FreshRuns(plain, longest, chosen) if bitwise else Reference(plain, longest))
     verification = _Verification(workplace, judge, seed, max_trials)
     started = time.perf_counter()
     verification.run(range(first_round, first_round + rounds), progress or SilentProgress())
@@ -84,6 +83,7 @@ def run_verify(
         rounds_done=verification.rounds_done,
         tally=judge.tally,
         bitwise=bitwise,
+        behind=behind,
         **_figures_of(judge.floor),
         limit=judge.limit,
         operations=verification.operations,
@@ -92,6 +92,12 @@ def run_verify(
         mismatch=verification.mismatch,
         interrupted=verification.interrupted,
     )
+
+
+def _check_numbers(*, rounds: int, **others: int) -> None:
+    if rounds < 1 or min(others.values()) < 0:
+        given = ", ".join(f"{name} {number}" for name, number in others.items())
+        raise InvalidInputError(f"rounds is {rounds}, {given}; expected at least 1 round, and nothing negative")
 
 
 def _figures_of(floor: NoiseFloor | None) -> dict[str, Any]:

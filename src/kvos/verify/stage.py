@@ -20,6 +20,7 @@ class Stage:
     Attributes:
         runtime: of the group.
         folder: for saved sessions.
+        behind: tokens that sessions of raw tokens begin with.
     """
 
     def __init__(self, workplace: Workplace, group: int) -> None:
@@ -33,6 +34,7 @@ class Stage:
         except BaseException:
             self._closing.close()
             raise
+        self.behind = workplace.behind
         self.vocab_size = workplace.vocab_size
 
     def visitor(self) -> Runtime:

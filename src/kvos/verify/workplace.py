@@ -8,7 +8,8 @@ from typing import Any
 
 from kvos.config import KvosConfig
 from kvos.engine.probe import layout_from, probe_layers
-from kvos.engine.support import context_of
+from kvos.errors import InvalidInputError
+from kvos.models.config_checks import context_of
 from kvos.models.dtypes import short_name
 from kvos.runtime import Runtime, open_runtime
 
@@ -20,6 +21,7 @@ ROUNDS_PER_RUNTIME = 10
 BLOCK_SIZES = (8, 16, 32)
 POOL_TOKENS = 192
 """Small on purpose: a few sessions fill it, so cached blocks are reclaimed, and now and then there is none left."""
+SHARED_TEXTS = 3
 PREFILL_CHUNKS = (256, 13)
 """In whole, or in chunks whose edges lie inside blocks."""
 
@@ -35,11 +37,23 @@ class Workplace:
     Args:
         model: a Transformers model that nobody else uses meanwhile.
         config: what is not about block size and limits is taken from here.
+        behind: tokens that sessions of raw tokens begin with, so that what happens comes behind them.
+
+    Raises:
+        InvalidInputError: the model's context has no room behind so many tokens.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, config: KvosConfig) -> None:
+    def __init__(self, model: Any, tokenizer: Any, config: KvosConfig, behind: int = 0) -> None:
         self.vocab_size: int = model.config.vocab_size
-        self.max_tokens = min(context_of(model.config), POOL_TOKENS)
+        self.behind = behind
+        context = context_of(model.config)
+        if config.max_context_tokens is not None:
+            context = min(context, config.max_context_tokens)
+        if behind > max(0, context - POOL_TOKENS):
+            raise InvalidInputError(
+                f"behind is {behind}; a context of {context} tokens leaves room for {max(0, context - POOL_TOKENS)}"
+            )
+        self.max_tokens = min(context, behind + POOL_TOKENS)
         self._layers = probe_layers(model)
         self._model = model
         self._visiting_model = _sharing_weights(model)
@@ -62,12 +76,14 @@ class Workplace:
 
     def _open(self, model: Any, block_size: int, config: KvosConfig) -> Runtime:
         block = layout_from(self._layers, block_size, model.dtype).bytes_per_block
-        blocks = POOL_TOKENS // block_size
+        # Texts that sessions begin with are shared, so the pool needs room for a few of them.
+        blocks = (POOL_TOKENS + SHARED_TEXTS * self.behind) // block_size
         chosen = replace(
             config,
             dtype=short_name(model.dtype),
             block_size=block_size,
             cache_bytes=max(4096, blocks * block),
+            max_context_tokens=self.max_tokens,
             segment_bytes=max(4096, -(-blocks // 3) * block),
         )
         return open_runtime(model, tokenizer=self._tokenizer, config=chosen)

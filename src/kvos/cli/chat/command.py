@@ -74,5 +74,6 @@ def chat(
         from kvos.serving import SamplingParams
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with open_model(model, config) as runtime:
+        runtime.check_chats()
         console = output_console()
         ChatLoop(runtime, console, line_source(console), sampling=sampling, system=text, load=load).run()

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvos.engine.attention import DecodeKernel
+from kvos.engine.attention import AttentionLayer, DecodeKernel
 from kvos.engine.base import PackedBatch
 from kvos.engine.kernels.fused_norm import FusedNorms
 from kvos.engine.kernels.packed_linear import PackedLinears, can_pack
 from kvos.engine.kernels.threads import WorkerThreads
-from kvos.engine.probe import AttentionLayer
 from kvos.errors import InvalidConfigError, MissingDependencyError
 from kvos.storage import BlockPool, KVLayout
 
@@ -73,8 +72,14 @@ class KernelSet:
             from kvos.engine.kernels.decode_step import NumbaDecode
 
             self._decode = NumbaDecode(layout, heads, WorkerThreads.find(), folder)
-        self._linears = PackedLinears(model, drop_plain=drop_plain_weights) if chosen.linear == "packed" else None
         self._norms = FusedNorms(model) if chosen.norm == "fused" else None
+        self._linears = None
+        if chosen.linear == "packed":
+            try:
+                self._linears = PackedLinears(model, drop_plain=drop_plain_weights)
+            except BaseException:
+                self.undo()
+                raise
 
     def decode_kernel(self, batch: PackedBatch, pool: BlockPool) -> DecodeKernel | None:
         """The compiled kernel made ready for a checked batch; None when it has nothing to do."""

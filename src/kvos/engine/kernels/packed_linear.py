@@ -44,9 +44,13 @@ class PackedLinears:
     def __init__(self, model: nn.Module, *, drop_plain: bool = False) -> None:
         users = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
         self._groups: list[_Group] = []
-        for linears in _groups(model):
-            drop = drop_plain and all(users[id(linear.weight)] == 1 for linear in linears)
-            self._groups.append(_Group(linears, drop_plain=drop))
+        try:
+            for linears in _groups(model):
+                drop = drop_plain and all(users[id(linear.weight)] == 1 for linear in linears)
+                self._groups.append(_Group(linears, drop_plain=drop))
+        except BaseException:  # no memory for another copy
+            self.undo()
+            raise
 
     def undo(self) -> None:
         """Put every layer back. Idempotent."""
@@ -61,7 +65,7 @@ def _groups(model: nn.Module) -> Iterator[list[nn.Linear]]:
     for parent in model.modules():
         for names in _SAME_INPUT:
             found = [child for name in names if _is_plain(child := getattr(parent, name, None))]
-            if len(found) == len(names) and seen.isdisjoint(found):
+            if len(set(found)) == len(names) and seen.isdisjoint(found):  # some models share one projection
                 seen.update(found)
                 yield found
     for module in model.modules():
@@ -117,7 +121,7 @@ class _Group:
 
     def undo(self) -> None:
         for linear in self._linears:
-            del vars(linear)["forward"]
+            vars(linear).pop("forward", None)
         if self._dropped:
             for linear, weight in zip(self._linears, self._packed.to_dense().split(self._sizes), strict=True):
                 linear.weight.data = weight.clone()
