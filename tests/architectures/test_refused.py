@@ -17,6 +17,7 @@ import kvos.models.config_checks
 from architectures.families import FAMILIES
 from engine.driver import Driver, Work
 from kvos.engine import TransformersEngine
+from kvos.engine.support import is_changed_by_hand
 from kvos.errors import EngineContractError, UnsupportedModelError
 from kvos.models.architectures import ARCHITECTURES, REFUSED
 
@@ -272,3 +273,48 @@ def test_a_failure_while_weights_are_packed_leaves_the_model_as_it_was(monkeypat
         TransformersEngine(model, owns_model=True)
     assert not any("forward" in vars(module) for module in model.modules())
     assert all(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_part_of_another_class_has_to_pass_the_thorough_trial() -> None:
+    class Averages(nn.Module):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return hidden_states.mean(1, keepdim=True).expand_as(hidden_states) * (hidden_states.shape[1] > 8)
+
+    model = from_family("llama")
+    model.model.layers[0].mlp = Averages()
+    with pytest.raises(UnsupportedModelError, match="kvos does not know"):
+        TransformersEngine(model)
+
+
+def test_hooks_that_the_library_left_do_not_matter() -> None:
+    model = from_family("phi3", sliding_window=600)  # more than its context, so a thorough trial could not pass it
+    with torch.inference_mode():
+        model(input_ids=torch.arange(5)[None], use_cache=False, output_hidden_states=True)
+    assert not is_changed_by_hand(model)
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, output: output)
+    assert is_changed_by_hand(model)
+    TransformersEngine(model).close()  # a window of more than the context is none
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_noise_does_not_fail_a_thorough_trial(dtype: torch.dtype) -> None:
+    for seed in range(5):
+        model = FAMILIES["llama"].model(dtype, seed=seed)
+        model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output)
+        TransformersEngine(model).close()
+
+
+def test_an_interrupted_close_can_be_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FAMILIES["llama"].model()
+    engine = TransformersEngine(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(kvos.engine.kernels.packed_linear._Group, "undo", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    engine.close()
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation != "kvos"
+
+
+def _interrupted(_: Any) -> None:
+    raise KeyboardInterrupt

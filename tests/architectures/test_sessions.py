@@ -88,6 +88,24 @@ def test_a_folder_in_the_familys_format_opens_and_chats(family: Family, tmp_path
         assert back.generate(max_tokens=4, ignore_eos=True).usage.reused_tokens >= len(tokens) - 16
 
 
+def test_keys_from_another_config_are_computed_anew(tmp_path: Path) -> None:
+    ids = list(range(5, 45))
+    with kvos.open(FAMILIES["mistral"].model(torch.float64), tokenizer=toy_tokenizer(), home=tmp_path) as runtime:
+        session = runtime.session("x")
+        session.append_tokens(ids)
+        session.prefill()
+        session.save("x")
+    other = FAMILIES["mistral"].model(torch.float64, sliding_window=None)
+    with kvos.open(other, tokenizer=toy_tokenizer(), home=tmp_path) as runtime:
+        back = runtime.load("x")
+        assert back.report().pending == len(ids)
+        logits = back.score([7])
+    plain = FAMILIES["mistral"].model(torch.float64, sliding_window=None)
+    with torch.inference_mode():
+        expected = plain(input_ids=torch.tensor([[*ids, 7]]), use_cache=False).logits[0, -1:]
+    assert (logits - expected).abs().max() <= 5e-6 * expected.abs().max()
+
+
 def test_layers_with_a_window_store_every_token(family: Family) -> None:
     layers = probe_layers(family.model())
     layout = layout_from(layers, 16, torch.float32)

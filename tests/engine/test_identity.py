@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from architectures.families import FAMILIES
 from kvos.engine import DynamicCacheEngine, TransformersEngine
-from kvos.engine.identity import model_identity
+from kvos.engine.identity import model_identity, weights_of
 from kvos.testing import toy_model
 
 
@@ -20,7 +22,16 @@ def identity(dtype: torch.dtype = torch.float32, **settings: Any) -> str:
 
 def test_equal_models_have_equal_identities_in_every_engine() -> None:
     assert identity() == identity() == DynamicCacheEngine(toy_model()).identity()
-    assert len(identity()) == 64
+    weights, _, settings = identity().partition(".")
+    assert (len(weights), len(settings)) == (64, 32)
+    assert weights_of(identity()) == weights
+
+
+def test_the_model_is_known_by_its_weights_whatever_the_config_says() -> None:
+    one, other = FAMILIES["mistral"].model(), FAMILIES["mistral"].model(sliding_window=None)
+    assert model_identity(one) != model_identity(other)
+    assert weights_of(model_identity(one)) == weights_of(model_identity(other))
+    assert weights_of(model_identity(one)) != weights_of(model_identity(FAMILIES["mistral"].model(seed=1)))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +79,13 @@ def test_every_setting_that_changes_logits_changes_it(family: str, settings: dic
     with torch.inference_mode():
         assert not torch.allclose(one(ids).logits, other(ids).logits, atol=1e-3)
     assert model_identity(one) != model_identity(other)
+
+
+def test_a_number_that_is_rounded_to_the_dtype_does_not_change_it(tmp_path: Path) -> None:
+    FAMILIES["gemma3_text"].model(torch.bfloat16, hidden_size=72).save_pretrained(tmp_path)  # 72 has no exact root
+    wide, narrow = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype) for dtype in (torch.float32, "auto"))
+    assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
+    assert model_identity(wide) == model_identity(narrow)
 
 
 def test_a_window_that_was_changed_on_a_module_changes_it() -> None:

@@ -2,6 +2,7 @@
 
 from kvos.engine.base import Engine, EngineInfo, PackedBatch
 from kvos.engine.dynamic_cache import DynamicCacheEngine
+from kvos.engine.identity import weights_of
 from kvos.engine.plan import context_slots
 from kvos.engine.transformers_engine import TransformersEngine
 from kvos.models.config_checks import check_supported
@@ -14,4 +15,5 @@ __all__ = [
     "TransformersEngine",
     "check_supported",
     "context_slots",
+    "weights_of",
 ]

@@ -32,16 +32,18 @@ TRIAL_CUTS = ((136,), (1,) * 9 + (104, 23), (40, 40, 56), (3, 9, 88, 36))
 """Pieces of one sequence. It is long enough that a few threads share its activations, unevenly."""
 TRIAL_TOKENS = 136
 
+_FUNCTIONS = "celu elu gelu glu hardswish logsigmoid mish selu sigmoid silu softplus tanh"
+_OPERATIONS = "cos erf exp exp_ expm1 log log1p pow sigmoid sigmoid_ sin softplus tanh tanh_"
+
 _TRANSCENDENTAL = frozenset(
-    {
-        *(nn.functional.gelu, nn.functional.mish, nn.functional.sigmoid, nn.functional.silu, nn.functional.softplus),
-        *(nn.functional.elu, nn.functional.tanh, nn.functional.hardswish, nn.functional.logsigmoid),
-        *(torch.cos, torch.erf, torch.exp, torch.log, torch.sigmoid, torch.sin, torch.tanh),
-        *(torch.Tensor.cos, torch.Tensor.erf, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.sigmoid),
-        *(torch.Tensor.sin, torch.Tensor.tanh),
-    }
+    {getattr(nn.functional, name) for name in _FUNCTIONS.split()}
+    | {getattr(place, name) for place in (torch, torch.Tensor) for name in _OPERATIONS.split() if hasattr(place, name)}
 )
-"""Of one tensor, element by element. Sums, products and square roots are rounded alike by all code, these are not."""
+"""Of one tensor, element by element. Sums, products and square roots are rounded alike by all code. The list has what
+decoders use; what it lacks, the run at load has to find."""
+
+_SQUARES = (2, 3)
+"""Powers that are products."""
 
 
 def check_deterministic(model: PreTrainedModel) -> None:
@@ -89,12 +91,13 @@ class _RowByRow(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        options = {} if kwargs is None else kwargs
-        if func in _TRANSCENDENTAL and args and args[0].dim() > 1:
-            x = args[0]
-            rows = x.reshape(-1, x.shape[-1])
-            if len(rows) > 1:
-                return torch.stack([func(row, *args[1:], **options) for row in rows]).view(x.shape)
+        options = dict(kwargs or {})
+        if func in _TRANSCENDENTAL and "out" not in options:
+            x, *others = args or (options.pop("input"),)
+            if x.dim() > 1 and not (others and isinstance(others[0], int | float) and others[0] in _SQUARES):
+                outputs = [func(row, *others, **options) for row in x.reshape(-1, x.shape[-1])]
+                return torch.stack(outputs).reshape(*x.shape[:-1], -1) if outputs else func(x, *others, **options)
+            return func(x, *others, **options)
         return func(*args, **options)
 
 

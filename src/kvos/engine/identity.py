@@ -15,34 +15,60 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kvos.engine.rope import length_dependent_modules
 from kvos.models.config_checks import rope_types
 
-__all__ = ["model_identity"]
+__all__ = ["model_identity", "weights_of"]
 
 _CHANGES_NO_RESULT = frozenset(
     {
         "_name_or_path",
+        "activation_dropout",
         "architectures",
+        "attention_dropout",
+        "attn_pdrop",
         "auto_map",
         "bos_token_id",
+        "classifier_dropout",
+        "dropout",
         "dtype",
+        "embd_pdrop",
+        "embedding_dropout",
         "eos_token_id",
+        "hidden_dropout",
         "id2label",
+        "init_std",
         "initializer_range",
         "label2id",
+        "layerdrop",
         "max_position_embeddings",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
         "pad_token_id",
         "problem_type",
+        "resid_pdrop",
+        "residual_dropout",
         "return_dict",
+        "router_aux_loss_coef",
+        "task_specific_params",
+        "tokenizer_class",
         "transformers_version",
         "use_cache",
     }
 )
-"""Config entries that say how to use a model, not what it computes. Every other entry counts: one that is new in a
-library, or in an architecture, must not go unseen, and one that counts needlessly costs a miss at most."""
+"""Config entries that say how to use or to train a model, not what it computes. Every other entry counts: one that is
+new in a library, or in an architecture, must not go unseen, and one that counts needlessly costs a miss at most."""
 
-_STATE = frozenset({"gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len", "padding_idx", "training"})
+_STATE = frozenset(
+    {
+        "attention_dropout",
+        "dropout",
+        "gradient_checkpointing",
+        "max_seq_len_cached",
+        "original_max_seq_len",
+        "p",
+        "padding_idx",
+        "training",
+    }
+)
 """Numbers of modules that change with their use, or matter for training only."""
 
 _CHUNK_ELEMENTS = 1 << 22
@@ -50,10 +76,12 @@ _HASHERS = 4
 
 
 def model_identity(model: PreTrainedModel) -> str:
-    """Hex digest (blake2b, 32 bytes) of the config, the modules' numbers, and every tensor's exact values.
+    """Two hex digests with a dot between: of every tensor's exact values, and of the config and the modules' numbers.
 
     Tensors are weights and buffers (RoPE's frequencies are one); numbers are what modules hold beside them (the scale
     of the scores, a norm's epsilon, a window). What code does otherwise, in hooks or other classes, it does not see.
+    The first says which model it is (``weights_of``); the second may change with a version of the library, which adds
+    entries to configs: then keys and values are computed again.
 
     Values count, not their storage: weights that were widened without loss (bf16 or fp16 to fp32, fp32 to fp64) keep
     the identity, weights that were rounded are another model. Costs a pass over all weights, about a second per
@@ -61,10 +89,14 @@ def model_identity(model: PreTrainedModel) -> str:
     """
     lengths = length_dependent_modules(model)
     moving = {f"{name}.inv_freq" for name, module in model.named_modules() if module in lengths}  # by what ran last
-    buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in moving}
+    buffers = {
+        name: buffer
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if name not in moving and buffer.dim() > 0  # single numbers are rounded to the dtype; modules hold them, too
+    }
     weights = {**dict(model.named_parameters()), **buffers}  # tied ones once
     facts = json.dumps([_facts(model.config), _numbers(model)], sort_keys=True, default=str)
-    digest = hashlib.blake2b(facts.encode(), digest_size=32)
+    digest = hashlib.blake2b(model.config.model_type.encode(), digest_size=32)
     pending: deque[tuple[str, Future[bytes]]] = deque()
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="kvos-identity") as hashers:
         for name in sorted(weights):
@@ -75,7 +107,12 @@ def model_identity(model: PreTrainedModel) -> str:
                 _add(digest, *pending.popleft())
         for label, value in pending:
             _add(digest, label, value)
-    return digest.hexdigest()
+    return f"{digest.hexdigest()}.{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
+
+
+def weights_of(identity: str) -> str:
+    """The part of a model's identity that stands for its type and its weights."""
+    return identity.partition(".")[0]
 
 
 def _add(digest: Any, label: str, value: Future[bytes]) -> None:

@@ -72,9 +72,11 @@ def failing_plainly(name: str) -> Iterator[None]:
         yield
     except EngineContractError as error:
         raise UnsupportedModelError(f"{name} would not run exactly: {error}") from error
-    except KvosError:
+    except (KvosError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if "memory" in str(error):  # what PyTorch's allocator for the CPU says is a RuntimeError
+            raise
         raise UnsupportedModelError(
             f"{name} fails in its own forward, as its config or its code stands: {type(error).__name__}: {error}"
         ) from error

@@ -11,6 +11,7 @@ from kvos.models.config_checks import check_supported
 
 __all__ = ["check_model", "is_changed_by_hand"]
 
+LIBRARIES = ("transformers.", "torch.nn.")
 COMPUTE_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -76,9 +77,13 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def is_changed_by_hand(model: PreTrainedModel) -> bool:
-    """Whether the object may compute something else than its type: by a class of its own, by hooks, by new forwards."""
-    if not type(model).__module__.startswith("transformers.models."):
-        return True
+    """Whether the object may compute something else than its type: by classes of its own, by hooks, by new forwards."""
     return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in model.modules()
+        not type(module).__module__.startswith(LIBRARIES)
+        or "forward" in vars(module)
+        or not all(
+            getattr(hook, "__module__", "").startswith(LIBRARIES)  # the library leaves some that record outputs
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        )
+        for module in model.modules()
     )

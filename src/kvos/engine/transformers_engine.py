@@ -90,7 +90,7 @@ class TransformersEngine(Engine):
         self._identity: str | None = None
         self._modes = [(module, module.training) for module in model.modules()]
         self._attention_before = config._attn_implementation
-        self._closed = False
+        self._closed = self._restored = False
         self._kernels: KernelSet | None = None
         self._rope: DeclaredRope | None = None
         try:
@@ -190,7 +190,7 @@ class TransformersEngine(Engine):
         return self._identity
 
     def close(self) -> None:
-        if self._closed:
+        if self._restored:
             return
         self._closed = True
         self._pool = None
@@ -201,6 +201,7 @@ class TransformersEngine(Engine):
                 steps.callback(self._rope.undo)
             if self._kernels is not None:
                 steps.callback(self._kernels.undo)
+        self._restored = True  # last, so that who interrupted it can call again
 
     def _restore_attention(self) -> None:
         if self._model.config._attn_implementation == ATTENTION_NAME:

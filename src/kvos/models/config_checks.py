@@ -97,7 +97,8 @@ def has_experts(config: PreTrainedConfig) -> bool:
     known = ARCHITECTURES.get(config.model_type)
     if known is not None:
         return Need.EXPERTS in known.needs
-    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERT_COUNTS)
+    counts = [getattr(config, name, None) or 0 for name in _EXPERT_COUNTS]
+    return any(not isinstance(count, int) or count > 1 for count in counts)  # some list a count per layer
 
 
 def context_of(config: PreTrainedConfig) -> int:

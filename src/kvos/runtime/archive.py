@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import torch
 
+from kvos.engine import weights_of
 from kvos.errors import ContextLengthExceededError, SessionFileDamagedError, SessionFileMismatchError
 from kvos.runtime.parts import RuntimeParts
 from kvos.serving import EngineCore
@@ -60,7 +61,7 @@ def check_loadable(saved: SavedSession, parts: RuntimeParts, identity: str, tena
             f"the session was saved for tenant {saved.manifest.tenant!r}, and this load is for tenant {tenant!r}; "
             f"if that is meant, load it with tenant={saved.manifest.tenant!r}"
         )
-    if saved.model != identity:
+    if weights_of(saved.model) != weights_of(identity):
         raise SessionFileMismatchError(
             f"the session was saved with model {saved.model_name!r} ({saved.model[:12]}); "
             f"this runtime runs {parts.engine.info.model_name!r} ({identity[:12]}). Open that model to load it."
@@ -87,7 +88,7 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
     try:
         session.restore(saved.manifest.transcript, saved.tokens)
         session.sequence.adopt_prefix()
-        obstacle = kv_obstacle(core, saved, parts.numeric_class(session.limits.declared))
+        obstacle = kv_obstacle(core, saved, parts.numeric_class(session.limits.declared), parts.identity())
         if obstacle is None:
             _write_kv(core, session, saved)
         else:
@@ -99,10 +100,12 @@ def import_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, n
     return session
 
 
-def kv_obstacle(core: EngineCore, saved: SavedSession, numeric_class: str) -> str | None:
+def kv_obstacle(core: EngineCore, saved: SavedSession, numeric_class: str, identity: str) -> str | None:
     """Why the saved KV is not used here; None if it is."""
     if saved.kv_problem is not None:
         return saved.kv_problem
+    if saved.model != identity:
+        return "saved with the same weights under another config, or by another version of Transformers"
     if saved.numeric_class != numeric_class:
         return f"saved in {saved.numeric_class}, this runtime computes in {numeric_class}"
     layout = core.manager.pool.layout

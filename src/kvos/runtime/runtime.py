@@ -111,13 +111,13 @@ class Runtime:
 
         Raises:
             SessionExistsError: an open session has that name.
-            InvalidInputError: not a name, or more ``max_tokens`` than ``max_context_tokens``.
+            InvalidInputError: not a name, or more ``max_tokens`` than the model's context or the setting allow.
             InvalidMessageError: of ``messages``; no session was opened.
         """
         if name is not None:
             check_name("session", name)
         check_name("tenant", tenant)
-        _check_max_tokens(max_tokens, self.max_context_tokens)
+        _check_max_tokens(max_tokens, self._parts.limits.declared)
         session = Session(
             self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant, max_tokens))
         )
@@ -293,7 +293,7 @@ def _check_max_tokens(wish: int | None, most: int) -> None:
     if isinstance(wish, bool) or not isinstance(wish, int) or not 1 <= wish <= most:
         raise InvalidInputError(
             f"max_tokens is {shown(wish)}; expected a whole number from 1 to {most}, the longest session that the "
-            "model, max_context_tokens and cache_bytes allow here"
+            "model and max_context_tokens allow"
         )
 
 

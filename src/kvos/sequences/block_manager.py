@@ -75,7 +75,10 @@ class BlockManager:
         return self.allocator.reserve(n, owner)
 
     def claim(self, reservation: Reservation, n: int) -> BlockIds:
-        """``n`` blocks: from the reservation as far as it reaches, then as ``allocate``."""
+        """``n`` blocks: from the reservation as far as it reaches, then as ``allocate``.
+
+        If blocks cannot be scrubbed, none are held, and what came from the reservation is no longer promised.
+        """
         promised = min(n, self.allocator.reserved(reservation))
         rest = self.allocate(n - promised, reservation.owner)
         if promised == 0:

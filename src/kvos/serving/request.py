@@ -49,7 +49,8 @@ class WhyComputed(Enum):
     NEW_TOKENS = "no full block of this tenant held these tokens behind this prefix"
     EVICTED = "blocks with these tokens were cached, and were reclaimed when the pool was full"
     SAVED_KV_UNUSABLE = (
-        "the keys and values in the saved session were damaged, or computed otherwise (dtype, mode, declared length)"
+        "the keys and values in the saved session were damaged, or computed otherwise: in another dtype or mode, under "
+        "another config, for another declared length"
     )
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
 

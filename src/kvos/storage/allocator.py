@@ -157,8 +157,8 @@ class BlockAllocator:
 
     def give_back(self, allocation: Allocation) -> None:
         """Undo an allocation whose blocks could not be scrubbed: they are nobody's, so whoever is next scrubs first."""
-        self._owner[allocation.to_scrub] = NOBODY
         self.release(allocation.blocks)
+        self._owner[allocation.to_scrub] = NOBODY
 
     def reserve(self, n: int, owner: OwnerId) -> Reservation:
         """Promise ``n`` free blocks to a request. Raises as ``allocate``."""

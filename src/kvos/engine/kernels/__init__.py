@@ -94,10 +94,12 @@ class KernelSet:
 
     def undo(self) -> None:
         """Put the model's layers back. Idempotent."""
-        if self._linears is not None:
-            self._linears.undo()
-        if self._norms is not None:
-            self._norms.undo()
+        try:
+            if self._linears is not None:
+                self._linears.undo()
+        finally:
+            if self._norms is not None:
+                self._norms.undo()
 
 
 def select_kernels(

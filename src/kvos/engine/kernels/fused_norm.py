@@ -23,7 +23,7 @@ class FusedNorms:
     def undo(self) -> None:
         """Put every norm back. Idempotent."""
         for norm in self._norms:
-            del vars(norm)["forward"]
+            vars(norm).pop("forward", None)
         self._norms.clear()
 
 
