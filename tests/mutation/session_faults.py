@@ -28,7 +28,7 @@ SEEN_BY_THE_MODEL = (
         "storage/allocator.py",
         "(self._ref_count[ids] == 1) & (self._busy",
         "(self._ref_count[ids] >= 1) & (self._busy",
-        MACHINE,
+        BATCHING,
     ),
     PlantedFault(
         "the copy of a shared tail misses its last slot, which the model reads",
@@ -52,11 +52,11 @@ SEEN_BY_THE_MODEL = (
         MACHINE,
     ),
     PlantedFault(
-        "truncate leaves the addresses of other tokens, and wrong blocks are found",
+        "truncate leaves the addresses of other tokens, and nobody finds the new ones",
         "sequences/sequence.py",
         "        del self._addresses[num_tokens // self._manager.block_size :]\n",
         "",
-        MACHINE,
+        BATCHING,
     ),
     PlantedFault(
         "tenants share their root",
@@ -101,7 +101,7 @@ BATCHES = (
         "serving/core.py",
         "if known is not None and known[0] == parent.sequence.revision:",
         "if known is not None:",
-        MACHINE,
+        BATCHING,
     ),
     PlantedFault(
         "scores of what another one published meanwhile are left out",

@@ -265,3 +265,36 @@ def test_the_counters_add_up() -> None:
     assert bench.count("requests") == 3
     assert (bench.count("requests_failed"), bench.count("requests_cancelled")) == (0, 0)
     assert bench.count("tokens_shared") == 16
+
+
+def test_a_fork_behind_a_truncation_says_what_follows_there() -> None:
+    bench = Bench()
+    session = bench.raw(some_ids(30))
+    bench.compute(session)  # from here on the logits behind its last token are known
+    bench.handle(session).truncate(tokens=21)
+    (child,) = bench.core.fork(session, [None])
+    assert list(bench.reply(child, max_tokens=4, ignore_eos=True).tokens) == plain_greedy(some_ids(30)[:21], 4)
+
+
+def test_both_sides_of_a_fork_write_behind_a_shared_tail() -> None:
+    bench = Bench()
+    parent = bench.raw(some_ids(21))  # the last block is not full
+    bench.compute(parent)
+    (child,) = bench.core.fork(parent, [None])
+    for session, more in ((parent, some_ids(9, 1)), (child, some_ids(9, 2))):
+        bench.handle(session).append_tokens(more)
+        bench.compute(session)
+    bench.check(parent)
+    bench.check(child)
+
+
+def test_what_follows_a_truncation_is_found_by_what_it_is_now() -> None:
+    bench = Bench()
+    old, new = some_ids(40), some_ids(10) + some_ids(30, 1)
+    session = bench.raw(old)
+    bench.compute(session)
+    bench.handle(session).truncate(tokens=10)
+    bench.handle(session).append_tokens(new[10:])
+    bench.compute(session)
+    full_blocks = len(new) // bench.manager.block_size
+    assert bench.compute(bench.raw(new)).usage.shared_tokens == full_blocks * bench.manager.block_size
