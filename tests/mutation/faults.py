@@ -274,8 +274,8 @@ EVICTION_AND_SCRUBBING = (
     PlantedFault(
         "a claimed block is not scrubbed",
         "sequences/block_manager.py",
-        "        allocation = self.allocator.claim(reservation, promised)\n        self._scrub(allocation.to_scrub)\n",
-        "        allocation = self.allocator.claim(reservation, promised)\n",
+        "self._clean(self.allocator.claim(reservation, promised))",
+        "self.allocator.claim(reservation, promised).blocks",
         ("tests/sequences/test_block_manager.py",),
     ),
     PlantedFault(

@@ -67,8 +67,8 @@ MODEL_FAULTS = (
     PlantedFault(
         "the frequencies that ran last are part of a model's identity",
         "engine/identity.py",
-        " if name not in moving}",
-        "}",
+        "        if name not in moving and buffer.dim() > 0",
+        "        if buffer.dim() > 0",
         LENGTHS,
     ),
     PlantedFault(

@@ -326,7 +326,7 @@ def test_what_would_be_too_long_is_refused_before_anything_changed() -> None:
 
 
 def test_a_generation_prompt_that_does_not_leave_room_for_a_token_is_refused() -> None:
-    bench = Bench(max_tokens=30 + 5 + 11)
+    bench = Bench()
     session = bench.chat({"role": "user", "content": "x" * 5})
     tokens = session.sequence.num_tokens
     prompt = len("<assistant\n")
