@@ -104,30 +104,28 @@ def test_a_saved_session_keeps_its_length_whatever_the_next_runtime_allows(famil
             block_size=8,
         )
 
-    with runtime_of() as runtime:
-        session = runtime.session(max_tokens=LONG)
-        session.append_tokens(ids)
-        session.prefill()
-        session.save(file)
-    with runtime_of() as runtime:
-        back = runtime.load(file)
+    def save(limit: int | None, declared: int) -> None:
+        with runtime_of(limit) as runtime:
+            session = runtime.session(max_tokens=declared)
+            session.append_tokens(ids)
+            session.prefill()
+            session.save(file)
+
+    def check(back: kvos.Session, declared: int) -> None:
         assert back.report().pending == 0
-        assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], LONG)[-1:])
+        assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], declared)[-1:])
+
+    save(None, LONG)
+    with runtime_of() as runtime:
+        check(runtime.load(file), LONG)
     with runtime_of(SHORT) as runtime:
         back = runtime.load(file)
-        assert back.report().pending == 0
-        assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], LONG)[-1:])
+        check(back, LONG)
         with pytest.raises(kvos.errors.ContextLengthExceededError, match=str(SHORT)):
             back.append_tokens([5] * SHORT)
-    with runtime_of(SHORT) as runtime:
-        session = runtime.session(max_tokens=SHORT)  # as long as this runtime allows anyway
-        session.append_tokens(ids)
-        session.prefill()
-        session.save(file)
+    save(SHORT, SHORT)  # as long as that runtime allows anyway
     with runtime_of() as runtime:
-        back = runtime.load(file)
-        assert back.report().pending == 0
-        assert close(back.score([9]), plain_of_exactly(family, [*ids, 9], SHORT)[-1:])
+        check(runtime.load(file), SHORT)
 
 
 def test_how_much_memory_there_is_does_not_change_what_a_model_computes(family: Family) -> None:
