@@ -72,6 +72,13 @@ def test_an_activation_has_the_same_bits_in_a_batch_of_any_size() -> None:
             assert torch.equal(function(rows), torch.cat([function(part) for part in rows.split(8)]))
 
 
+def test_powers_mean_the_same_row_by_row() -> None:
+    rows = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) + 0.5
+    with row_by_row():
+        for base, exponent in ((rows, 1.7), (rows, 2), (rows, rows), (2.0, rows)):
+            assert torch.allclose(torch.pow(base, exponent), torch.exp(torch.log(torch.as_tensor(base)) * exponent))
+
+
 def test_a_machine_whose_bits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = TransformersEngine._run
 

@@ -33,7 +33,7 @@ TRIAL_CUTS = ((136,), (1,) * 9 + (104, 23), (40, 40, 56), (3, 9, 88, 36))
 TRIAL_TOKENS = 136
 
 _FUNCTIONS = "celu elu gelu glu hardswish logsigmoid mish selu sigmoid silu softplus tanh"
-_OPERATIONS = "cos erf exp exp_ expm1 log log1p pow sigmoid sigmoid_ sin softplus tanh tanh_"
+_OPERATIONS = "cos erf exp expm1 log log1p pow sigmoid sin softplus tanh"
 
 _TRANSCENDENTAL = frozenset(
     {getattr(nn.functional, name) for name in _FUNCTIONS.split()}
@@ -94,7 +94,8 @@ class _RowByRow(TorchFunctionMode):
         options = dict(kwargs or {})
         if func in _TRANSCENDENTAL and "out" not in options:
             x, *others = args or (options.pop("input"),)
-            if x.dim() > 1 and not (others and isinstance(others[0], int | float) and others[0] in _SQUARES):
+            numbers = not any(isinstance(one, torch.Tensor) for one in others)
+            if isinstance(x, torch.Tensor) and x.dim() > 1 and numbers and not (others and others[0] in _SQUARES):
                 outputs = [func(row, *others, **options) for row in x.reshape(-1, x.shape[-1])]
                 return torch.stack(outputs).reshape(*x.shape[:-1], -1) if outputs else func(x, *others, **options)
             return func(x, *others, **options)
