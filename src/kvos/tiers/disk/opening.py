@@ -1,0 +1,118 @@
+"""Opens a disk tier's folder: what the catalog says, checked against the packs that are there. No threads."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvos.tiers.base import BlockKey
+from kvos.tiers.disk.catalog import Catalog
+from kvos.tiers.disk.index import Entry, Index
+from kvos.tiers.disk.pack import scan_pack
+
+__all__ = ["Opened", "open_folder"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A folder's state.
+
+    Attributes:
+        leftovers: files that hold no block of ours and may be deleted for room, with their sizes in bytes.
+        gone, changed: keys that the catalog still has to forget or to learn.
+        next_pack: a number that no file has.
+    """
+
+    catalog: Catalog
+    index: Index = field(default_factory=Index)
+    leftovers: dict[Path, int] = field(default_factory=dict)
+    gone: set[BlockKey] = field(default_factory=set)
+    changed: set[BlockKey] = field(default_factory=set)
+    next_pack: int = 0
+
+
+def open_folder(folder: Path, counters: Counter[str]) -> Opened:
+    """Everything in ``folder`` that can be found; deletes unfinished files. Raises OSError, sqlite3.Error.
+
+    A catalog that cannot be read is moved aside and rebuilt from the packs.
+    """
+    for unfinished in folder.glob("*.tmp"):
+        unfinished.unlink()
+    try:
+        catalog, rows = _read_catalog(folder, counters)
+    except sqlite3.DatabaseError as error:
+        log.warning("the catalog in %s cannot be read (%s): rebuilding it from the packs", folder, error)
+        counters["catalogs_rebuilt"] += 1
+        Catalog.move_aside(folder)
+        catalog, rows = _read_catalog(folder, counters)
+    opened = Opened(catalog)
+    try:
+        _match(folder, rows, opened, counters)
+    except BaseException:
+        catalog.close()
+        raise
+    return opened
+
+
+def _read_catalog(folder: Path, counters: Counter[str]) -> tuple[Catalog, dict[BlockKey, Entry]]:
+    catalog = Catalog(folder)
+    try:
+        rows, nonsense = catalog.rows()
+    except BaseException:
+        catalog.close()
+        raise
+    counters["damaged"] += nonsense
+    return catalog, rows
+
+
+def _match(folder: Path, rows: dict[BlockKey, Entry], opened: Opened, counters: Counter[str]) -> None:
+    """Take the rows whose bytes can be there, and packs without a row."""
+    index = opened.index
+    named = {entry.pack for entry in rows.values()}
+    unknown = []
+    for path in sorted(folder.glob("*.pack")):
+        size = path.stat().st_size
+        number = int(path.stem) if path.stem.isdecimal() else None
+        opened.next_pack = max(opened.next_pack, (number or 0) + 1)
+        if number is None:
+            opened.leftovers[path] = size
+        elif number in named:
+            index.add_pack(number, size)
+        else:
+            unknown.append((number, path, size))
+    for key, entry in rows.items():
+        if entry.pack in index.packs and entry.offset + entry.length <= index.packs[entry.pack].size:
+            index.add(key, entry)
+        else:
+            opened.gone.add(key)
+    if opened.gone:
+        log.warning("%d blocks in %s have lost their bytes: dropped", len(opened.gone), folder)
+        counters["damaged"] += len(opened.gone)
+    for number, path, size in unknown:
+        _adopt(number, path, size, opened, counters)
+    opened.leftovers |= {path: path.stat().st_size for path in folder.glob("*.damaged")}
+
+
+def _adopt(number: int, path: Path, size: int, opened: Opened, counters: Counter[str]) -> None:
+    """Take in a pack that no row names if all of it verifies, else delete it; leave other formats alone."""
+    scan = scan_pack(path)
+    if scan.other_format:
+        log.warning("%s has another format: ignored", path)
+        counters["other_format"] += 1
+        opened.leftovers[path] = size
+    elif not scan.whole:
+        log.warning("%s is damaged and in no catalog: deleted", path)
+        counters["damaged"] += 1
+        path.unlink()
+    else:
+        counters["adopted"] += len(scan.places)
+        opened.index.add_pack(number, size)
+        tick = opened.index.tick()
+        for key, offset, length in scan.places:
+            opened.index.add(key, Entry(number, offset, length, tick))
+            opened.changed.add(key)

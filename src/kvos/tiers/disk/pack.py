@@ -1,0 +1,172 @@
+"""The record of one block, and the pack files that hold records end to end. Knows no catalog and keeps no state.
+
+Record: magic, format version, codec name, key, parent, token count, payload length, XXH3-128 of all the rest; then the
+tokens as little-endian int32, then the payload. It says everything that the catalog knows, so that a lost catalog can
+be rebuilt.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvos.tiers.base import BlockKey
+
+__all__ = ["FORMAT", "HEADER_BYTES", "NAME_BYTES", "Record", "Scan", "encode_record", "pack_path", "read_record"]
+__all__ += ["fsync_folder", "pread_all", "scan_pack", "write_pack"]
+
+MAGIC = b"KVOSBLK\x00"
+FORMAT = 1
+"""Version of the record; a reader ignores packs of any other."""
+
+NAME_BYTES = 24
+"""Room for a codec's name in UTF-8."""
+
+_FIELDS = struct.Struct(f"<8sI{NAME_BYTES}s32s32sIQ")
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = _FIELDS.size + _CHECKSUM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record whose checksum agrees. ``tokens`` is ``[n]`` int32; both arrays are views of what was read."""
+
+    codec: str
+    key: BlockKey
+    parent: BlockKey
+    tokens: npt.NDArray[np.int32]
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a pack holds, found without the catalog.
+
+    Attributes:
+        places: key, offset and length of each record, in file order.
+        whole: whether every byte of the file belongs to a record that verifies.
+        other_format: whether a record has another format version; then the file is not ours to judge.
+    """
+
+    places: tuple[tuple[BlockKey, int, int], ...]
+    whole: bool
+    other_format: bool
+
+
+def _checksum(fields: bytes | memoryview, body: bytes | memoryview) -> bytes:
+    hasher = xxhash.xxh3_128(fields)
+    hasher.update(body)
+    return hasher.digest()
+
+
+def encode_record(
+    codec: str, key: BlockKey, parent: BlockKey, tokens: npt.NDArray[np.int32], payload: bytes | memoryview
+) -> bytes:
+    """One record, ready to be written."""
+    fields = _FIELDS.pack(MAGIC, FORMAT, codec.encode(), key, parent, len(tokens), len(payload))
+    body = tokens.astype("<i4", copy=False).tobytes() + bytes(payload)
+    return fields + _checksum(fields, body) + body
+
+
+def read_record(data: bytes | memoryview) -> Record | None:
+    """The record that fills ``data`` exactly; None if one bit of it is not what was written."""
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        return None
+    magic, version, codec, key, parent, count, length = _FIELDS.unpack_from(view)
+    if magic != MAGIC or version != FORMAT or len(view) != HEADER_BYTES + 4 * count + length:
+        return None
+    if _checksum(view[: _FIELDS.size], view[HEADER_BYTES:]) != bytes(view[_FIELDS.size : HEADER_BYTES]):
+        return None
+    tokens = np.frombuffer(view, "<i4", count, HEADER_BYTES)
+    name = codec.rstrip(b"\x00").decode(errors="replace")
+    return Record(name, BlockKey(key), BlockKey(parent), tokens, view[HEADER_BYTES + 4 * count :])
+
+
+def pack_path(folder: Path, number: int) -> Path:
+    """Where pack ``number`` lies."""
+    return folder / f"{number:08d}.pack"
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names that were created or renamed in ``folder`` durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_pack(path: Path, records: Sequence[bytes]) -> int:
+    """Write a pack so that its name appears only when its bytes are durable; its size in bytes.
+
+    Raises:
+        OSError: nothing is left, unless the folder itself could not be synced: then the pack may be there.
+    """
+    unfinished = path.with_suffix(".tmp")
+    try:
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            for record in records:
+                rest = memoryview(record)
+                while rest:
+                    rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        unfinished.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+    fsync_folder(path.parent)
+    return sum(map(len, records))
+
+
+def pread_all(handle: int, length: int, offset: int) -> bytes:
+    """``length`` bytes at ``offset``; fewer only where the file ends."""
+    parts: list[bytes] = []
+    while length > 0:
+        part = os.pread(handle, length, offset)
+        if not part:
+            break
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _lengths(data: memoryview) -> Iterator[tuple[int, int, bool]]:
+    """Offset and length of each record as the headers say, and whether its version is ours. Stops at nonsense."""
+    offset = 0
+    while offset + HEADER_BYTES <= len(data):
+        magic, version, _, _, _, count, length = _FIELDS.unpack_from(data, offset)
+        if magic != MAGIC:
+            return
+        size = HEADER_BYTES + 4 * count + length
+        yield offset, size, version == FORMAT
+        offset += size
+
+
+def scan_pack(path: Path) -> Scan:
+    """Read a whole pack and verify every record. Raises OSError."""
+    data = memoryview(path.read_bytes())
+    places = []
+    end = 0
+    for offset, size, ours in _lengths(data):
+        if not ours:
+            return Scan((), whole=False, other_format=True)
+        record = read_record(data[offset : offset + size])
+        if record is None:
+            break
+        places.append((record.key, offset, size))
+        end = offset + size
+    return Scan(tuple(places), whole=end == len(data) and bool(places), other_format=False)

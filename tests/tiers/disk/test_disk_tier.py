@@ -1,0 +1,201 @@
+"""The disk tier keeps what it is given, across restarts and within its capacity."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disk_blocks import ROOM, batch, content, key_of, load_checked, open_tier, request
+
+from kvos.errors import InvalidConfigError
+from kvos.tiers.base import Loaded, Stored
+from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
+from kvos.tiers.disk.pack import FORMAT, HEADER_BYTES, encode_record
+
+RECORD = HEADER_BYTES + 4 * 8 + 1000 + BYTES_PER_ROW
+HITS = [Loaded.HIT]
+
+
+def test_blocks_come_back_in_any_order_and_after_a_restart(tmp_path: Path) -> None:
+    numbers = list(range(30))
+    tier = open_tier(tmp_path, pack_bytes=7000)
+    assert tier.store(batch(numbers)) == [Stored.STORED] * 30
+    assert tier.store(batch([3, 40, 40])) == [Stored.PRESENT, Stored.STORED, Stored.PRESENT]
+    order = [int(number) for number in np.random.default_rng(0).permutation(30)]
+    assert load_checked(tier, order) == HITS * 30
+    tier.check_invariants()
+    used = tier.usage().used_bytes
+    tier.close()
+    tier.close()
+    again = open_tier(tmp_path)
+    again.check_invariants()
+    assert again.usage().used_bytes == used
+    assert again.contains([key_of(3), key_of(99)]) == [True, False]
+    assert load_checked(again, [*order, 40]) == HITS * 31
+    assert again.verify() == 0
+    again.close()
+    assert again.store(batch([77])) == [Stored.FAILED]
+    assert load_checked(again, [3]) == [Loaded.MISS]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_other_tokens_or_another_parent_are_damage(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1, 2, 3]))
+    wanted = request([1, 2, 3])
+    wanted.tokens[0, 5] += 1
+    wanted = type(wanted)(wanted.keys, (wanted.parents[0], key_of(5), wanted.parents[2]), wanted.tokens)
+    out = np.zeros((3, 1000), np.uint8)
+    assert tier.load(wanted, out) == [Loaded.DAMAGED, Loaded.DAMAGED, Loaded.HIT]
+    assert tier.usage().counters["damaged"] == 2
+    assert load_checked(tier, [1, 2, 3]) == [Loaded.MISS, Loaded.MISS, Loaded.HIT]
+    tier.check_invariants()
+    tier.close()
+
+
+def test_capacity_holds_after_every_store_and_after_a_restart(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    capacity = CATALOG_BYTES + 40 * RECORD
+    tier = open_tier(tmp_path, capacity, pack_bytes=9000)
+    for start in range(0, 600, 12):
+        tier.store(batch(range(start, start + 12)))
+        tier.check_invariants()
+        load_checked(tier, [int(number) for number in random.integers(0, start + 12, 8)])
+        files = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert files <= capacity
+    assert tier.usage().counters["evicted"] > 0
+    tier.close()
+    smaller = open_tier(tmp_path, CATALOG_BYTES + 15 * RECORD)
+    smaller.check_invariants()
+    assert 10 <= smaller.usage().blocks <= 15
+    assert Stored.NO_ROOM in smaller.store(batch(range(1000, 1020)))
+    smaller.check_invariants()
+    smaller.close()
+
+
+def test_the_block_used_longest_ago_goes_first_and_packs_lose_dead_bytes(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
+    tier.store(batch(range(10)))
+    tier.store(batch(range(10, 20)))
+    load_checked(tier, [0, 2, 4])
+    tier.store(batch(range(20, 25)))
+    assert load_checked(tier, [0, 2, 4, *range(10, 25)]) == HITS * 18
+    assert tier.contains([key_of(9)]) == [False]
+    assert tier.usage().counters["compacted"] >= 1
+    tier.check_invariants()
+    tier.close()
+    again = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
+    assert load_checked(again, [0, 2, 4, *range(10, 25)]) == HITS * 18
+    again.close()
+
+
+def test_drop_and_clear_delete_packs(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1, 2]))
+    tier.store(batch([3]))
+    tier.drop([key_of(1), key_of(99)])
+    assert load_checked(tier, [1, 2, 3]) == [Loaded.MISS, Loaded.HIT, Loaded.HIT]
+    tier.drop([key_of(2)])
+    assert len(list(tmp_path.glob("*.pack"))) == 1
+    tier.clear()
+    tier.check_invariants()
+    assert not list(tmp_path.glob("*.pack"))
+    assert tier.usage().blocks == 0
+    tier.close()
+
+
+def test_a_second_tier_on_the_folder_is_refused(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    with pytest.raises(InvalidConfigError, match="in use by another process"):
+        open_tier(tmp_path)
+    tier.close()
+    open_tier(tmp_path).close()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_fails_the_store_and_only_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1]))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        assert tier.store(batch([1, 2])) == [Stored.PRESENT, Stored.FAILED]
+    assert tier.usage().counters["store_errors"] == 1
+    tier.check_invariants()
+    assert load_checked(tier, [1, 2]) == [Loaded.HIT, Loaded.MISS]
+    assert tier.store(batch([2])) == [Stored.STORED]
+    assert load_checked(tier, [1, 2]) == HITS * 2
+    tier.close()
+
+
+def test_a_read_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1]))
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert load_checked(tier, [1]) == [Loaded.FAILED]
+    assert load_checked(tier, [1]) == HITS
+    tier.close()
+
+
+def test_a_deleted_pack_is_a_miss_and_counted(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1, 2]))
+    next(tmp_path.glob("*.pack")).unlink()
+    assert load_checked(tier, [1, 2]) == [Loaded.MISS] * 2
+    assert tier.usage().counters["damaged"] == 2
+    assert tier.store(batch([1, 2])) == [Stored.STORED] * 2
+    tier.check_invariants()
+    tier.close()
+    next(tmp_path.glob("*.pack")).unlink()
+    again = open_tier(tmp_path)
+    assert again.usage().counters["damaged"] == 2
+    assert load_checked(again, [1, 2]) == [Loaded.MISS] * 2
+    again.check_invariants()
+    again.close()
+
+
+def test_a_pack_of_another_format_is_left_alone_until_room_is_needed(tmp_path: Path) -> None:
+    blocks = request([5])
+    old = bytearray(encode_record("plain", blocks.keys[0], blocks.parents[0], blocks.tokens[0], content([5]).tobytes()))
+    old[8:12] = struct.pack("<I", FORMAT + 1)
+    path = tmp_path / "00000007.pack"
+    path.write_bytes(bytes(old))
+    tier = open_tier(tmp_path, CATALOG_BYTES + 3 * RECORD)
+    assert tier.usage().counters["other_format"] == 1
+    assert load_checked(tier, [5]) == [Loaded.MISS]
+    assert tier.usage().used_bytes == CATALOG_BYTES + len(old)
+    assert path.exists()
+    assert tier.store(batch([1, 2, 3])) == [Stored.STORED] * 3
+    assert not path.exists()
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_lost_or_damaged_catalog_is_rebuilt(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, pack_bytes=5000)
+    tier.store(batch(range(20)))
+    tier.close()
+    (tmp_path / "catalog.sqlite").write_bytes(b"nonsense" * 1000)
+    again = open_tier(tmp_path, ROOM)
+    again.check_invariants()
+    assert again.usage().counters["catalogs_rebuilt"] == 1
+    assert load_checked(again, list(range(20))) == HITS * 20
+    again.close()
+    for path in tmp_path.glob("catalog*"):
+        path.unlink()
+    third = open_tier(tmp_path)
+    assert load_checked(third, list(range(20))) == HITS * 20
+    third.close()
