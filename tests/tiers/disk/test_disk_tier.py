@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import struct
 from pathlib import Path
 
@@ -133,6 +134,44 @@ def test_a_full_disk_fails_the_store_and_only_that(tmp_path: Path, monkeypatch: 
     assert load_checked(tier, [1, 2]) == [Loaded.HIT, Loaded.MISS]
     assert tier.store(batch([2])) == [Stored.STORED]
     assert load_checked(tier, [1, 2]) == HITS * 2
+    tier.close()
+
+
+def test_a_catalog_that_breaks_while_open_is_written_anew(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch(range(300)))
+
+    def malformed(**_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    tier._shelf._catalog.commit = malformed
+    assert tier.store(batch([500])) == [Stored.STORED]
+    assert tier.usage().counters["catalogs_rebuilt"] == 1
+    tier.check_invariants()
+    tier.close()
+    again = open_tier(tmp_path)
+    assert load_checked(again, [*range(300), 500]) == HITS * 301
+    again.close()
+
+
+def test_a_locked_catalog_fails_the_store_and_leaves_no_pack(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1]))
+    catalog = tier._shelf._catalog
+    commit = catalog.commit
+
+    def full(**_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    catalog.commit = full
+    assert tier.store(batch([2])) == [Stored.FAILED]
+    tier.drop([key_of(1)])
+    assert load_checked(tier, [1, 2]) == [Loaded.MISS] * 2
+    assert not list(tmp_path.glob("*.pack"))
+    tier.check_invariants()
+    catalog.commit = commit
+    assert tier.store(batch([1, 2])) == [Stored.STORED] * 2
+    tier.check_invariants()
     tier.close()
 
 

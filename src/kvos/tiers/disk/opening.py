@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from kvos.tiers.base import BlockKey
@@ -44,12 +45,12 @@ def open_folder(folder: Path, counters: Counter[str]) -> Opened:
     for unfinished in folder.glob("*.tmp"):
         unfinished.unlink()
     try:
-        catalog, rows = _read_catalog(folder, counters)
+        catalog, rows = _read_catalog(folder)
     except sqlite3.DatabaseError as error:
         log.warning("the catalog in %s cannot be read (%s): rebuilding it from the packs", folder, error)
         counters["catalogs_rebuilt"] += 1
         Catalog.move_aside(folder)
-        catalog, rows = _read_catalog(folder, counters)
+        catalog, rows = _read_catalog(folder)
     opened = Opened(catalog)
     try:
         _match(folder, rows, opened, counters)
@@ -59,14 +60,18 @@ def open_folder(folder: Path, counters: Counter[str]) -> Opened:
     return opened
 
 
-def _read_catalog(folder: Path, counters: Counter[str]) -> tuple[Catalog, dict[BlockKey, Entry]]:
+def _read_catalog(folder: Path) -> tuple[Catalog, dict[BlockKey, Entry]]:
+    """The catalog and its rows; one that contradicts itself raises sqlite3.DatabaseError like one that is torn."""
     catalog = Catalog(folder)
     try:
         rows, nonsense = catalog.rows()
+        places = sorted((entry.pack, entry.offset, entry.length) for entry in rows.values())
+        overlaps = any(a[0] == b[0] and a[1] + a[2] > b[1] for a, b in pairwise(places))
+        if nonsense or overlaps:
+            raise sqlite3.DatabaseError(f"{nonsense} rows make no sense, overlapping blocks: {overlaps}")
     except BaseException:
         catalog.close()
         raise
-    counters["damaged"] += nonsense
     return catalog, rows
 
 
