@@ -106,7 +106,7 @@ def test_capacity_is_never_exceeded(tier: Tier) -> None:
     for number in range(20):
         store(tier, number)
         usage = tier.usage()
-        assert usage.used_bytes <= usage.capacity_bytes == room_for(4)
+        assert usage.used_bytes <= usage.capacity_bytes
         assert usage.blocks == min(number + 1, 4)
         assert usage.used_bytes >= usage.blocks * BLOCK_BYTES
     assert found(tier, 19) == [HIT]

@@ -36,8 +36,8 @@ class _Entry:
 class HostTier(Tier):
     """Blocks in host memory, the least recently used leaves first.
 
-    Without a codec the whole arena is allocated here, page-locked if there is a CUDA device, and each batch is one
-    copy. With one, blocks are encoded and decoded outside the lock. ``contains`` and ``usage`` wait for no copy.
+    Without a codec the whole arena is allocated here, page-locked if there is a CUDA device, and a whole batch is
+    one copy. With one, blocks are encoded and decoded outside the lock. ``contains`` and ``usage`` wait for no copy.
     Memory is trusted: there is no checksum over raw bytes.
 
     Args:
@@ -70,9 +70,7 @@ class HostTier(Tier):
                 return [Stored.FAILED] * len(batch)
             row_of: dict[int, int] = {}
             results = [self._place(batch, row, encoded, row_of) for row in range(len(batch))]
-            if row_of:
-                # A slot that was taken twice in this batch has its last row.
-                self._arena[list(row_of)] = batch.data[list(row_of.values())]
+            self._copy_in(row_of, batch.data)
             return results
 
     def load(self, wanted: BlockRequest, out: PayloadBytes) -> list[Loaded]:
@@ -170,12 +168,21 @@ class HostTier(Tier):
         found[row] = entry
         return Loaded.HIT
 
+    def _copy_in(self, row_of: dict[int, int], data: PayloadBytes) -> None:
+        """Fill slots; one that was taken twice in this batch has its last row."""
+        if row_of and list(row_of.values()) == list(range(len(data))):
+            self._arena[list(row_of)] = data
+            return
+        for slot, row in row_of.items():  # an index on both sides would copy everything twice
+            self._arena[slot] = data[row]
+
     def _copy_out(self, found: dict[int, _Entry], out: PayloadBytes) -> None:
         slots = [entry.slot for entry in found.values()]
         if slots and len(slots) == len(out):
             np.take(self._arena, slots, axis=0, out=out, mode="clip")  # clip: straight into out, without a buffer
-        elif slots:
-            out[list(found)] = self._arena[slots]
+            return
+        for slot, row in zip(slots, found, strict=True):
+            out[row] = self._arena[slot]
 
     def _decode(
         self, codec: Codec, wanted: BlockRequest, found: dict[int, _Entry], out: PayloadBytes, results: list[Loaded]
