@@ -4,6 +4,7 @@ from kvos.storage.allocator import Allocation, BlockAllocator, BlockCounts, Rese
 from kvos.storage.block import BlockStatus, CacheBlock
 from kvos.storage.layout import BLOCK_SIZES, KVLayout, LayerSpec
 from kvos.storage.pool import BlockPool, Segment
+from kvos.storage.transfer import export_blocks, import_blocks
 
 __all__ = [
     "BLOCK_SIZES",
@@ -17,4 +18,6 @@ __all__ = [
     "LayerSpec",
     "Reservation",
     "Segment",
+    "export_blocks",
+    "import_blocks",
 ]
