@@ -20,8 +20,20 @@ import xxhash
 
 from kvos.tiers.base import BlockKey
 
-__all__ = ["FORMAT", "HEADER_BYTES", "NAME_BYTES", "Record", "Scan", "encode_record", "pack_path", "read_record"]
-__all__ += ["fsync_folder", "pread_all", "scan_pack", "write_pack"]
+__all__ = [
+    "FORMAT",
+    "HEADER_BYTES",
+    "NAME_BYTES",
+    "Record",
+    "Scan",
+    "encode_record",
+    "fsync_folder",
+    "pack_path",
+    "pread_all",
+    "read_record",
+    "scan_pack",
+    "write_pack",
+]
 
 MAGIC = b"KVOSBLK\x00"
 FORMAT = 1
