@@ -41,6 +41,7 @@ settings.register_profile("long", settings.get_profile("default"), max_examples=
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("KVOS_DISK_CACHE_BYTES", "0")  # what a test keeps on disk, it asks for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -84,6 +84,12 @@ class KvosConfig:
         max_batch_tokens: new tokens of all sequences in one step. Default 512: one prefill chunk. It is at least
             ``max_running``, so that every sequence can decode in each step.
         max_running: sequences in one step. Default 32: more adds latency without throughput on a CPU.
+        disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, whence finished turns of named sessions come
+            back after they left the device, also in another process. Default 4 GiB: it can be filled within a day's
+            work, and is small beside a model. 0 switches the disk tier off.
+        disk_codec: ``lossless`` or ``raw``. Default ``lossless``: a fifth less to write and to read.
+        restore_deadline_ms: the longest that a request waits for blocks from a lower tier, in milliseconds; then it
+            computes them. Default 2000: what 2,000 tokens take to compute on two CPU cores.
         threads: threads for torch's operators. Default ``None``: torch's own choice, the physical cores.
         kernels: ``auto`` or ``generic``. Default ``auto``: compiled kernels where they can be built. ``generic`` is
             plain torch, the reference that the compiled ones are tested against.
@@ -109,6 +115,9 @@ class KvosConfig:
     prefill_beside_decodes_tokens: int = 64
     max_batch_tokens: int = 512
     max_running: int = 32
+    disk_cache_bytes: int = 4 << 30
+    disk_codec: Literal["raw", "lossless"] = "lossless"
+    restore_deadline_ms: int = 2000
     threads: int | None = None
     kernels: Literal["auto", "generic"] = "auto"
     deterministic: bool = False
@@ -128,6 +137,9 @@ class KvosConfig:
         self._integer("prefill_beside_decodes_tokens", 1, 1 << 16)
         self._integer("max_batch_tokens", 1, 1 << 20)
         self._integer("max_running", 1, 4096)
+        self._integer("disk_cache_bytes", 0, MOST_BYTES)
+        self._one_of("disk_codec", ("raw", "lossless"))
+        self._integer("restore_deadline_ms", 0, 3_600_000)
         for name, lowest, highest in (
             ("cache_bytes", 4096, MOST_BYTES), ("max_context_tokens", 1, MOST_TOKENS), ("threads", 1, MOST_THREADS),
         ):  # fmt: skip
@@ -231,7 +243,7 @@ def _settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> di
 
 def _parse(name: str, text: str) -> Any:
     """The value that ``text`` stands for; what it can't read it returns, for the range check to name."""
-    if name in ("dtype", "device", "kernels", "home"):
+    if name in ("dtype", "device", "disk_codec", "kernels", "home"):
         return text
     if name in SWITCHES:
         words = {**dict.fromkeys(_WORDS_FOR_TRUE, True), **dict.fromkeys(_WORDS_FOR_FALSE, False)}

@@ -26,6 +26,14 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "requests_failed": "of those, ended by an error",
         "forks": "child sessions made",
         "full_hits": "requests whose every token was in the cache; the last one was computed for its logits only",
+        "tokens_restored": "tokens whose KV came back from a lower tier",
+        "restores": "requests that began to load blocks from a lower tier",
+        "restores_late": "of those, overtaken by their deadline; the rest was computed",
+        "restores_failed": "of those, met a block that was damaged, unreadable or gone; the rest was computed",
+        "restores_not_worth_it": "requests whose blocks were below, and were computed because that is faster",
+        "blocks_stored": "blocks that a lower tier has taken, or had already",
+        "stores_failed": "batches of blocks that a lower tier could not take",
+        "stores_skipped": "blocks not stored, because their tier was switched off after failures",
         "history_rewritten": "appends for which the chat template changed earlier turns",
     }
 )

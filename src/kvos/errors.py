@@ -27,6 +27,7 @@ KvosError
     │   └── UseAfterFreeError
     ├── EngineContractError           500  a forward pass did not do what kvos relies on
     ├── EngineStoppedError            503  the engine thread has ended
+    ├── TierTimeoutError              503  a lower tier has not taken what was to be kept
     ├── ModelDamagedError             500  converted weights fail their checksum
     ├── ModelFetchError               502  the model package could not be fetched
     └── MissingDependencyError        501  an optional package is needed; the text names the extra
@@ -65,6 +66,7 @@ __all__ = [
     "SessionFileMismatchError",
     "SessionNotFoundError",
     "SharedBlockWriteError",
+    "TierTimeoutError",
     "UnsupportedModelError",
     "UseAfterFreeError",
 ]
@@ -217,6 +219,12 @@ class EngineContractError(ServerError):
 
 class EngineStoppedError(ServerError):
     """The engine thread has ended; open a new runtime."""
+
+    http_status = 503
+
+
+class TierTimeoutError(ServerError):
+    """A lower tier did not take in time what a caller waits to have there; nothing was lost."""
 
     http_status = 503
 

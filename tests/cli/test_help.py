@@ -12,6 +12,7 @@ COMMANDS = [
     ["chat"],
     ["demo"],
     ["verify"],
+    ["simulate"],
     ["stats"],
     ["version"],
     ["bench"],

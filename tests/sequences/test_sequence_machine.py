@@ -368,6 +368,28 @@ class SequenceMachine(RuleBasedStateMachine):
     def scrub_in_an_idle_moment(self) -> None:
         self.manager.scrub_some()
 
+    @rule(sequence=sequences)
+    def compact(self, sequence: SequenceCache) -> None:
+        """Content is compared after each step; here: what moves, and what must not."""
+        table = sequence.block_table().copy()
+        writing = [(s, s.block_table().tolist()) for s, e in self.live.items() if e.plan is not None]
+        pinned = {block for _, blocks in writing for block in blocks}
+        fixed = [int(b) for b in table if self.is_busy(int(b)) or int(b) in pinned]
+        assert self.manager.movable(table) == (not fixed)
+        before, free = self.snapshot(), self.manager.allocator.num_free
+        try:
+            moved = self.manager.compact(sequence.id)
+        except BlockStateError:
+            assert fixed
+            moved = 0
+        assert self.manager.allocator.num_free == free
+        assert moved == int((sequence.block_table() != table).sum())
+        if moved == 0:
+            assert self.snapshot() == before
+        else:
+            assert self.manager.num_runs(sequence.block_table()) < self.manager.num_runs(table)
+        assert [(s, s.block_table().tolist()) for s, _ in writing] == writing
+
     # -- after each step ---------------------------------------------------------------------------------------------
 
     @invariant()

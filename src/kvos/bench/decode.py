@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -111,7 +111,7 @@ def bench_decode(
     """
     if not sequences or min(*sequences, tokens, *prefill_tokens) < 1:
         raise InvalidInputError("numbers of sequences and tokens are whole numbers from 1")
-    config = KvosConfig.from_env() if config is None else config
+    config = replace(KvosConfig.from_env() if config is None else config, disk_cache_bytes=0)
     progress("loading the model")
     loaded = load_model(model, config=config)
     plain = copy.deepcopy(loaded.model)  # kvos packs the weights of the other one

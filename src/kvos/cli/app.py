@@ -16,6 +16,7 @@ from kvos.cli.help_text import HELP_SETTINGS, help_text
 from kvos.cli.model import model_app
 from kvos.cli.models import MODELS_HELP, models
 from kvos.cli.sessions import sessions_app
+from kvos.cli.simulate import SIMULATE_HELP, simulate
 from kvos.cli.stats import STATS_HELP, stats
 from kvos.cli.verify import VERIFY_HELP, verify
 from kvos.cli.version import VERSION_HELP, print_version, version
@@ -45,6 +46,7 @@ app.command(help=DEMO_HELP, rich_help_panel=START)(demo)
 app.command(help=CHAT_HELP, rich_help_panel=START)(chat)
 app.command(help=VERIFY_HELP, rich_help_panel=MEASURE)(verify)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
+app.command(help=SIMULATE_HELP, rich_help_panel=MEASURE)(simulate)
 app.command(help=STATS_HELP, rich_help_panel=MEASURE)(stats)
 app.command(help=MODELS_HELP, rich_help_panel=MEASURE)(models)
 app.command(help=VERSION_HELP, rich_help_panel=MEASURE)(version)

@@ -67,7 +67,7 @@ def resume(job: ResumeJob, emit: Emit) -> None:
     """Do the job; everything that is worth knowing goes to ``emit``."""
     emit({"event": "started"})
     begin = time.perf_counter()
-    with open_runtime(job.model, dtype=job.dtype) as runtime:
+    with open_runtime(job.model, dtype=job.dtype, disk_cache_bytes=0) as runtime:
         emit({"event": "opened", "seconds": time.perf_counter() - begin})
         begin = time.perf_counter()
         session = runtime.load(Path(job.session_file), name=job.session)

@@ -89,7 +89,7 @@ def play(
     with tempfile.TemporaryDirectory(prefix="kvos-demo-") as name:
         folder = Path(name)
         with show.busy(f"Opening {model}") if _is_here(model, config) else contextlib.nullcontext():
-            runtime = open_runtime(model, dtype=dtype)
+            runtime = open_runtime(model, dtype=dtype, disk_cache_bytes=0)
         with runtime:
             show.note(_what_runs(runtime))
             story = Story(runtime, script, show)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvos.residency import StoreSummary
 from kvos.runtime.reply import AsyncReplyStream
 from kvos.runtime.report import SessionReport
 from kvos.runtime.session import Session, sampling_params
@@ -51,6 +52,10 @@ class AsyncSession:
     async def save(self, target: str | Path) -> None:
         """See ``Session.save``."""
         await asyncio.to_thread(self.sync.save, target)
+
+    async def hibernate(self) -> StoreSummary:
+        """See ``Session.hibernate``."""
+        return await asyncio.to_thread(self.sync.hibernate)
 
     async def report(self) -> SessionReport:
         """See ``Session.report``."""

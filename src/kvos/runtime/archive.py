@@ -13,7 +13,7 @@ from kvos.runtime.parts import RuntimeParts
 from kvos.serving import EngineCore
 from kvos.sessions import CacheSession, SavedSession, SessionManifest
 
-__all__ = ["check_loadable", "export_session", "import_session"]
+__all__ = ["check_loadable", "describe_session", "export_session", "import_session", "reopen_session"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +46,37 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
         keys=[key.cpu() for key, _ in layers],
         values=[value.cpu() for _, value in layers],
     )
+
+
+def describe_session(core: EngineCore, session: CacheSession, parts: RuntimeParts, identity: str) -> SavedSession:
+    """Everything that an idle ``session`` is but its KV. Engine thread. Raises as ``export_session``."""
+    session.check_idle()
+    declared = session.limits.declared
+    manifest = SessionManifest(
+        name=session.id,
+        tenant=session.tenant,
+        num_tokens=session.sequence.num_tokens,
+        num_computed=0,
+        transcript=session.transcript,
+        max_tokens=declared if declared != parts.limits.declared or core.engine.position_class(declared) else None,
+    )
+    numbers, name = parts.numeric_class(declared), core.engine.info.model_name
+    return SavedSession(manifest, identity, name, numbers, session.sequence.tokens().copy(), keys=(), values=())
+
+
+def reopen_session(core: EngineCore, saved: SavedSession, parts: RuntimeParts, name: str, tenant: str) -> CacheSession:
+    """Open what ``describe_session`` described; nothing is computed yet. Engine thread.
+
+    Raises:
+        SessionExistsError: the name is taken.
+    """
+    session = parts.open_session(core, name, tenant, saved.manifest.max_tokens)
+    try:
+        session.restore(saved.manifest.transcript, saved.tokens)
+    except BaseException:
+        core.forget(session)
+        raise
+    return session
 
 
 def check_loadable(saved: SavedSession, parts: RuntimeParts, identity: str, tenant: str) -> None:

@@ -17,8 +17,10 @@ from kvos.engine import Engine, TransformersEngine
 from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.models.load import LoadedModel, load_model
 from kvos.models.memory import default_cache_bytes
+from kvos.residency import Residency, TierReport
 from kvos.runtime.aio import AsyncSession
-from kvos.runtime.archive import check_loadable, import_session
+from kvos.runtime.archive import check_loadable, import_session, reopen_session
+from kvos.runtime.lower_tiers import master_secret, open_tiers
 from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.published import StatsPublisher
 from kvos.runtime.report import (
@@ -63,8 +65,12 @@ class Runtime:
         renderer = ChatRenderer(tokenizer)
         pool = _make_pool(engine, config, device)
         engine.attach(pool)
-        # Nothing that is hashed with this key outlives the process yet.
-        manager = BlockManager(pool, BlockHasher(secrets.token_bytes(32)))
+        tiers = open_tiers(config, pool.layout)
+        secret = master_secret(config.home) if tiers else secrets.token_bytes(32)
+        manager = BlockManager(pool, BlockHasher(secret))
+        residency = None
+        if tiers:
+            residency = Residency(manager, tiers, restore_deadline_s=config.restore_deadline_ms / 1000)
         core = EngineCore(
             engine,
             manager,
@@ -76,6 +82,7 @@ class Runtime:
             ),
             decode=_decoder(tokenizer),
             eos_ids=eos_ids,
+            residency=residency,
         )
         self._parts = RuntimeParts(
             engine=engine,
@@ -83,6 +90,7 @@ class Runtime:
             renderer=renderer,
             limits=_limits(engine, config, pool),
             sessions_folder=config.home / "sessions",
+            lasting=residency is not None,
         )
         thread = self._parts.thread
         publisher = StatsPublisher(config.home / "run", lambda: thread.call(runtime_stats).as_dict())
@@ -90,7 +98,7 @@ class Runtime:
             publisher.start()
         # A daemon thread inside torch while the interpreter ends can crash it: end it first, if nobody did. Sessions
         # hold the parts, so a runtime lives as long as its last session.
-        self._shut_down = weakref.finalize(self._parts, _shut_down, publisher, thread, engine)
+        self._shut_down = weakref.finalize(self._parts, _shut_down, publisher, thread, residency, engine)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -118,6 +126,7 @@ class Runtime:
             check_name("session", name)
         check_name("tenant", tenant)
         _check_max_tokens(max_tokens, self._parts.limits.declared)
+        self._parts.get_ready()
         session = Session(
             self._parts, self._call(lambda core: self._parts.open_session(core, name, tenant, max_tokens))
         )
@@ -167,6 +176,39 @@ class Runtime:
     def _open_saved(self, saved: SavedSession, name: str, tenant: str) -> Session:
         inner = self._call(lambda core: import_session(core, saved, self._parts, name, tenant))
         return Session(self._parts, inner)
+
+    def resume(self, name: str, *, tenant: str = DEFAULT_TENANT) -> Session:
+        """Open a session that was hibernated, here or in an earlier process, and go on with it.
+
+        Its blocks come back from lower tiers with its next ``generate`` or ``prefill``; what they no longer have is
+        computed again.
+
+        Raises:
+            SessionNotFoundError: no session of that name was hibernated.
+            SessionFileMismatchError: it belongs to another model.
+            SessionFileDamagedError: its description is not what was written.
+            ContextLengthExceededError: it is longer than this runtime's context.
+        """
+        check_name("tenant", tenant)
+        opened = self._call(lambda core: core.sessions.find(name, tenant))
+        if opened is not None:
+            return Session(self._parts, opened)
+        saved = self._parts.hibernated(tenant).get(name)
+        self._parts.get_ready()
+        check_loadable(saved, self._parts, self._parts.identity(), tenant)
+        return Session(self._parts, self._call(lambda core: reopen_session(core, saved, self._parts, name, tenant)))
+
+    def hibernated_sessions(self, tenant: str = DEFAULT_TENANT) -> tuple[str, ...]:
+        """Names of sessions that were hibernated and not forgotten."""
+        return self._parts.hibernated(tenant).names()
+
+    def forget_hibernated(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Forget a hibernated session; its blocks stay as long as there is room. Raises SessionNotFoundError."""
+        self._parts.hibernated(tenant).delete(name)
+
+    def tiers(self) -> tuple[TierReport, ...]:
+        """The tiers below the device, fast to slow: how full they are, how fast, and whether one is switched off."""
+        return self._call(lambda core: () if core.moves.residency is None else core.moves.residency.report())
 
     def saved_sessions(self, tenant: str = DEFAULT_TENANT) -> tuple[str, ...]:
         """Names under which sessions are saved."""
@@ -224,8 +266,8 @@ class Runtime:
         """
         alive = self._shut_down.peek()
         if alive is not None:
-            _, shut_down, parts, _ = alive
-            shut_down(*parts)
+            _, shut_down, arguments, _ = alive
+            shut_down(*arguments)
             self._shut_down.detach()
 
     def __enter__(self) -> Runtime:
@@ -297,9 +339,11 @@ def _check_max_tokens(wish: int | None, most: int) -> None:
         )
 
 
-def _shut_down(publisher: StatsPublisher, thread: EngineThread, engine: Engine) -> None:
+def _shut_down(publisher: StatsPublisher, thread: EngineThread, residency: Residency | None, engine: Engine) -> None:
     publisher.stop()
     thread.stop()
+    if residency is not None:
+        residency.close()
     engine.close()
 
 

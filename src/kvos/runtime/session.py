@@ -22,7 +22,8 @@ from kvos.errors import (
     SessionClosedError,
     SessionConflictError,
 )
-from kvos.runtime.archive import export_session
+from kvos.residency import StoreSummary
+from kvos.runtime.archive import describe_session, export_session
 from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.reply import Reply, ReplyStream
 from kvos.runtime.report import SessionReport, session_report
@@ -284,6 +285,30 @@ class Session:
             write_session(target, saved)
         else:
             self._parts.store(self.tenant).put(target, saved)
+
+    def hibernate(self) -> StoreSummary:
+        """Leave the device: blocks go to the lower tiers, and a description of the session to ``KVOS_HOME``.
+
+        When this returns, ``Runtime.resume`` finds the session in any later process of this home, also after a crash.
+        The session stays open, and goes on with its next ``generate``; tokens behind the last full block
+        are computed again.
+
+        Returns:
+            How many blocks there were, and how many the last tier has safely; the others will be computed again.
+
+        Raises:
+            InvalidInputError: the session's name cannot be a file's.
+            OSError: the description could not be written; the session is as before.
+            SessionBusyError, SessionClosedError
+        """
+        identity = self._parts.identity()
+        saved = self._call(lambda core: describe_session(core, self._inner, self._parts, identity))
+        storing = self._call(lambda core: core.moves.hibernate(self._inner))
+        summary = StoreSummary(0, 0) if storing is None else self._parts.outcome(storing)
+        self._parts.hibernated(self.tenant).put(self.name, saved)
+        with contextlib.suppress(SessionBusyError):  # somebody has come back meanwhile
+            self._call(lambda core: self._inner.swap_out(saved.manifest.transcript.revision))
+        return summary
 
     def close(self) -> None:
         """Cancel what runs and give the blocks back. Idempotent, also after the runtime's end."""

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvos.counters import Counters
-from kvos.errors import OutOfBlocksError
+from kvos.errors import BlockStateError, OutOfBlocksError
 from kvos.policy import LRU, EvictionPolicy
 from kvos.sequences.hashing import Hasher
 from kvos.sequences.prefix_index import PrefixIndex
 from kvos.storage import Allocation, BlockAllocator, BlockPool, Reservation
+from kvos.storage.allocator import runs_of
 from kvos.types import BlockIds, OwnerId, SequenceId
 
-__all__ = ["BlockManager"]
+__all__ = ["BlockManager", "Holder"]
 
 _logger = logging.getLogger(__name__)
 
@@ -28,6 +30,25 @@ RECLAIM_SHARE = 64
 
 SCRUB_BATCH = 64
 """Blocks overwritten per idle moment: a few milliseconds, so that a new request never waits for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A sequence, as far as its blocks go.
+
+    Attributes:
+        id: whose blocks they are.
+        label: what an error calls it.
+        table: its blocks, in order; a window that the next change ends.
+        moved: told ``where``, an array over all blocks: block ``b`` is at ``where[b]`` now.
+        pinned: whether a step uses the table now, so that no block in it may be moved.
+    """
+
+    id: SequenceId
+    label: str
+    table: Callable[[], BlockIds]
+    moved: Callable[[BlockIds], None]
+    pinned: Callable[[], bool]
 
 
 class BlockManager:
@@ -54,7 +75,11 @@ class BlockManager:
         self.allocator = BlockAllocator(pool.num_blocks)
         self.index = PrefixIndex()
         self._policy = LRU() if policy is None else policy
-        self._tables: dict[SequenceId, tuple[str, Callable[[], BlockIds]]] = {}
+        self._holders: dict[SequenceId, Holder] = {}
+        self.compactions = 0
+        """Times that a table was compacted."""
+        self.blocks_compacted = 0
+        """Blocks that compactions moved; a shared one counts once."""
 
     @property
     def block_size(self) -> int:
@@ -150,20 +175,108 @@ class BlockManager:
             self.counters.add("segments_added", 1)
         return added > 0
 
+    # -- moving --------------------------------------------------------------------------------------------------
+
+    def num_runs(self, table: BlockIds) -> int:
+        """Pieces of neighbouring blocks that ``table`` consists of; a run ends where its segment does."""
+        return len(runs_of(table, self.pool.blocks_per_segment)[0])
+
+    def movable(self, blocks: BlockIds) -> bool:
+        """Whether no transfer and no step uses any of ``blocks``."""
+        return not self.allocator.any_busy(blocks) and len(self._pinned(blocks)) == 0
+
+    def _pinned(self, blocks: BlockIds) -> BlockIds:
+        pinned = [holder.table() for holder in self._holders.values() if holder.pinned()]
+        return blocks[np.isin(blocks, np.concatenate(pinned))] if pinned else blocks[:0]
+
+    def move(self, sources: BlockIds, targets: BlockIds) -> None:
+        """Move content and state of held or cached blocks to free ones, for all holders and for the index at once.
+
+        Nothing but content of free blocks has changed if it raises.
+
+        Raises:
+            BlockStateError: a source is busy, or a sequence that holds it has an open write.
+            InvalidInputError, UseAfterFreeError, AllocateNonFreeBlockError: as ``BlockAllocator.move``.
+        """
+        self.allocator.check_movable(sources, targets)
+        pinned = self._pinned(sources)
+        if len(pinned):
+            raise BlockStateError(f"blocks {pinned.tolist()} are in the table of an open write and cannot be moved")
+        try:
+            self.pool.copy_blocks(sources, targets)
+        except BaseException:
+            self.allocator.spoil(targets)
+            raise
+        self.allocator.move(sources, targets)
+        self.index.move(sources, targets)
+        where = np.arange(self.allocator.num_blocks, dtype=np.int64)
+        where[sources] = targets
+        for holder in self._holders.values():
+            holder.moved(where)
+
+    def compact(self, sequence: SequenceId) -> int:
+        """Move the blocks of a sequence next to each other, as far as free room allows; returns how many moved.
+
+        0, and nothing changed, if that would not leave fewer runs. Never grows the pool, never reclaims.
+
+        Raises:
+            BlockStateError, torch.OutOfMemoryError: as ``move``.
+        """
+        table = self._holders[sequence].table().copy()
+        wanted = self._neighbours(table)
+        if self.num_runs(wanted) >= self.num_runs(table):
+            return 0
+        moving = wanted != table
+        self.move(table[moving], wanted[moving])
+        moved = int(moving.sum())
+        self.compactions += 1
+        self.blocks_compacted += moved
+        return moved
+
+    def _neighbours(self, table: BlockIds) -> BlockIds:
+        """Where the blocks of ``table`` would be in fewer runs: free places, or their own where a run is long enough.
+
+        One free run for all that is left if there is one, the tightest; else the longest, and again for the rest.
+        """
+        per_segment = self.pool.blocks_per_segment
+        starts, lengths = self.allocator.free_spans(per_segment)
+        firsts, own = runs_of(table, per_segment)
+        wanted = table.copy()
+        at = 0
+        while at < len(table):
+            run = int(np.searchsorted(firsts, at, side="right")) - 1
+            here = int(firsts[run] + own[run]) - at
+            left = min(len(table) - at, per_segment)
+            fits = np.flatnonzero(lengths >= left)
+            best = int(fits[np.argmin(lengths[fits])]) if len(fits) else int(np.argmax(lengths)) if len(lengths) else -1
+            there = min(left, int(lengths[best])) if best >= 0 else 0
+            if here >= there:
+                at += here
+                continue
+            wanted[at : at + there] = np.arange(starts[best], starts[best] + there)
+            starts[best] += there
+            lengths[best] -= there
+            at += there
+        return wanted
+
     # -- who holds what ------------------------------------------------------------------------------------------
 
-    def register(self, sequence: SequenceId, label: str, table: Callable[[], BlockIds]) -> None:
-        """Make a sequence known as a holder; ``label`` is what an error calls it, ``table`` returns its blocks."""
-        self._tables[sequence] = (label, table)
+    def register(self, holder: Holder) -> None:
+        """Make a sequence known as a holder of blocks."""
+        self._holders[holder.id] = holder
 
     def unregister(self, sequence: SequenceId) -> None:
-        self._tables.pop(sequence, None)
+        self._holders.pop(sequence, None)
+
+    def tables(self) -> Iterator[tuple[SequenceId, BlockIds]]:
+        """The block table of every holder, read-only and good until the next change."""
+        return ((holder.id, holder.table()) for holder in self._holders.values())
 
     def holders(self, largest: int = 10) -> tuple[tuple[str, int], ...]:
         """``(label, blocks)``, the largest first; a shared block counts for each of its holders."""
         held: Counter[str] = Counter()
-        for label, table in self._tables.values():
-            held[label] += len(table())
+        for holder in self._holders.values():
+            held[holder.label] += len(holder.table())
         return tuple((label, blocks) for label, blocks in held.most_common(largest) if blocks)
 
     def check_invariants(self) -> None:
@@ -172,8 +285,8 @@ class BlockManager:
         self.index.check_invariants()
         assert self.allocator.num_blocks == self.pool.num_blocks, "allocator and pool differ in size"
         holders: Counter[int] = Counter()
-        for _, table in self._tables.values():
-            holders.update(int(block) for block in table())
+        for holder in self._holders.values():
+            holders.update(int(block) for block in holder.table())
         everything = self.allocator.blocks(np.arange(self.allocator.num_blocks))
         for block in everything:
             held = holders[block.id]

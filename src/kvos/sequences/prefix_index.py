@@ -14,7 +14,7 @@ import numpy as np
 
 from kvos.policy import EvictionCandidate, EvictionPolicy
 from kvos.sequences.hashing import BlockAddress
-from kvos.types import TokenIds
+from kvos.types import BlockIds, TokenIds
 
 __all__ = ["IndexEntry", "PrefixIndex"]
 
@@ -101,6 +101,15 @@ class PrefixIndex:
     def entry_of(self, block: int) -> IndexEntry | None:
         """The entry that ``block`` is published under."""
         return self._by_block.get(block)
+
+    def move(self, sources: BlockIds, targets: BlockIds) -> None:
+        """What was published in ``sources[i]`` is in ``targets[i]`` now; no target is published. Not a use."""
+        moved = zip(sources.tolist(), targets.tolist(), strict=True)
+        found = [(self._by_block.pop(source, None), target) for source, target in moved]
+        for entry, target in found:
+            if entry is not None:
+                entry.block = target
+                self._by_block[target] = entry
 
     def remove_coldest(self, n: int, policy: EvictionPolicy, removable: Callable[[int], bool]) -> list[int]:
         """Unpublish up to ``n`` blocks, leaves first, by the policy's order; returns their ids.

@@ -18,7 +18,7 @@ from itertools import count
 import numpy as np
 
 from kvos.errors import BlockStateError, InvalidInputError, UseAfterFreeError
-from kvos.sequences.block_manager import BlockManager
+from kvos.sequences.block_manager import BlockManager, Holder
 from kvos.sequences.hashing import BlockAddress, PrefixRoot
 from kvos.sequences.int_vector import IntVector
 from kvos.sequences.prefix_index import IndexEntry
@@ -84,7 +84,7 @@ class SequenceCache:
         self._revision = 0
         self._plan: WritePlan | None = None
         self._released = False
-        manager.register(self.id, self.label, self._table.view)
+        manager.register(Holder(self.id, self.label, self._table.view, self._blocks_moved, self._is_writing))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -202,6 +202,17 @@ class SequenceCache:
         self._manager.unregister(self.id)
         self._released = True
 
+    def swap_out(self) -> None:
+        """Give back every block and keep the tokens: they are pending again. Full blocks stay findable.
+
+        Raises:
+            BlockStateError: a plan is open.
+        """
+        self._check_no_open_write()
+        self._touch_entries()
+        self._num_computed = 0
+        self._trim_table()
+
     # -- sharing -------------------------------------------------------------------------------------------------
 
     def adopt_prefix(self) -> int:
@@ -235,6 +246,26 @@ class SequenceCache:
         if (following + 1) * self._manager.block_size > self.num_tokens:
             return False
         return self._manager.index.was_evicted(self._address(following))
+
+    def addresses(self, first: int, end: int) -> list[BlockAddress]:
+        """Content addresses of the blocks before ``end`` from the one before ``first``: the root's, if that is none.
+
+        Raises:
+            InvalidInputError: not all tokens of these blocks are known.
+        """
+        if not 0 <= first <= end <= self.num_tokens // self._manager.block_size:
+            raise InvalidInputError(f"{self.label} has no full blocks {first} to {end}")
+        return [self._root_address if i < 0 else self._address(i) for i in range(first - 1, end)]
+
+    def published(self, end: int | None = None) -> list[IndexEntry]:
+        """Index entries of this sequence's leading full blocks, as far as they are published."""
+        entries: list[IndexEntry] = []
+        for block in self._table.view(0, end):
+            entry = self._manager.index.entry_of(int(block))
+            if entry is None:
+                break
+            entries.append(entry)
+        return entries
 
     def _find_published(self, first: int) -> list[IndexEntry]:
         size = self._manager.block_size
@@ -376,6 +407,16 @@ class SequenceCache:
             surplus = self._table.view(keep).copy()
             self._table.truncate(keep)
             self._manager.allocator.release(surplus)
+
+    def _is_writing(self) -> bool:
+        return self._plan is not None
+
+    def _blocks_moved(self, where: BlockIds) -> None:
+        """Block ``b`` is at ``where[b]`` now."""
+        old = self._table.view()
+        new = where[old]
+        for i in np.flatnonzero(new != old).tolist():
+            self._table[i] = int(new[i])
 
     def _touch_entries(self) -> None:
         entries = (self._manager.index.entry_of(int(block)) for block in self._table.view())

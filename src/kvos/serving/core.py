@@ -16,8 +16,11 @@ import torch
 
 from kvos.counters import Counters
 from kvos.engine import Engine
+from kvos.residency import Residency
 from kvos.sequences import BlockManager
 from kvos.serving.batch import Scheduled, pack
+from kvos.serving.known_logits import KnownLogits
+from kvos.serving.moves import BlockMoves
 from kvos.serving.params import SamplingParams
 from kvos.serving.reply_text import ReplyText
 from kvos.serving.request import (
@@ -34,7 +37,6 @@ from kvos.serving.sampler import SamplingState, sample
 from kvos.sessions.registry import SessionRegistry
 from kvos.sessions.rendering import Extension
 from kvos.sessions.session import CacheSession
-from kvos.types import SequenceId
 
 __all__ = ["EngineCore", "StepBudget"]
 
@@ -69,8 +71,10 @@ class EngineCore:
         budget: StepBudget,
         decode: Callable[[Sequence[int]], str],
         eos_ids: frozenset[int] = frozenset(),
+        residency: Residency | None = None,
     ) -> None:
         self.engine = engine
+        self.moves = BlockMoves(residency)
         self.manager = manager
         self.sessions = SessionRegistry()
         self.budget = budget
@@ -78,8 +82,7 @@ class EngineCore:
         self._eos_ids = eos_ids
         self._requests: dict[RequestId, Request] = {}
         self._request_ids = count(1)
-        # Logits behind a sequence's last token, good for one revision of it.
-        self._last_logits: dict[SequenceId, tuple[int, torch.Tensor]] = {}
+        self._last_logits = KnownLogits()
 
     @property
     def counters(self) -> Counters:
@@ -170,7 +173,7 @@ class EngineCore:
         """Cancel what runs on ``session``, close it, and give its blocks back."""
         for request in [request for request in self._requests.values() if request.session is session]:
             self.cancel(request.id)
-        self._last_logits.pop(session.sequence.id, None)
+        self._last_logits.forget(session.sequence)
         self.sessions.remove(session)
         session.close()
 
@@ -188,19 +191,13 @@ class EngineCore:
                 child = parent.fork(self.sessions.free_name(name, stem=f"{parent.id}.fork"))
                 self.sessions.add(child)
                 children.append(child)
-                self._inherit_logits(parent, child)
+                self._last_logits.inherit(parent.sequence, child.sequence)
         except BaseException:
             for child in children:
                 self.forget(child)
             raise
         self.counters.add("forks", len(children))
         return tuple(children)
-
-    def _inherit_logits(self, parent: CacheSession, child: CacheSession) -> None:
-        """A fork knows what its parent's model would say next."""
-        known = self._last_logits.get(parent.sequence.id)
-        if known is not None and known[0] == parent.sequence.revision:
-            self._last_logits[child.sequence.id] = (child.sequence.revision, known[1])
 
     def _admit(self, request: Request, undo: Callable[[], None]) -> None:
         sequence = request.session.sequence
@@ -223,6 +220,7 @@ class EngineCore:
         if request.logits_from is not None:
             request.next_row = min(request.next_row, request.logits_from)
         request.first_row = request.next_row
+        self.moves.begin(request)
         self._requests[request.id] = request
         self.counters.add("requests")
         self.counters.add("prompt_tokens", request.prompt_tokens - request.uncounted)
@@ -234,22 +232,27 @@ class EngineCore:
     def step(self) -> bool:
         """Move every running request on by one forward pass; False if there was nothing to do."""
         self._cancel_deserted()
+        self._move_blocks()
         self._answer_from_known_logits()
         scheduled = self._schedule()
         if not scheduled:
             return bool(self._requests)
         try:
+            begun = time.perf_counter()
             logits = self.engine.forward(pack(scheduled))
         except Exception as error:  # noqa: BLE001 - whatever the model raised belongs to the callers of this step
             self._abandon(scheduled, error)
             return True
         self.counters.add("steps")
+        if not any(item.request.is_decoding for item in scheduled):
+            self.moves.computed(sum(item.num_rows for item in scheduled), time.perf_counter() - begun)
         self._complete(scheduled)
         self._deliver(scheduled, logits)
         return True
 
     def _schedule(self) -> list[Scheduled]:
-        waiting = sorted(self._requests.values(), key=lambda request: not request.is_decoding)
+        ready = [request for request in self._requests.values() if request.restore is None]
+        waiting = sorted(ready, key=lambda request: not request.is_decoding)
         budget = self.budget.tokens
         someone_decodes = any(request.is_decoding for request in waiting)
         prefill_budget = min(budget, self.budget.prefill_beside_decodes if someone_decodes else budget)
@@ -281,12 +284,25 @@ class EngineCore:
         gained = sequence.adopt_prefix()
         if gained:
             request.shared += gained
-            request.reused += gained
+            request.skip_rows(gained)
             self.counters.add("tokens_reused", gained)
-            next_row = min(sequence.num_computed, sequence.num_tokens - 1)
-            if request.logits_from is not None:  # rows whose logits are wanted are computed, cached or not
-                next_row = min(next_row, max(request.next_row, request.logits_from))
-            request.next_row = next_row
+
+    def _move_blocks(self) -> None:
+        """Take in what lower tiers have brought, and gather a batch of what they are to get."""
+        for request in [request for request in self._requests.values() if request.restore is not None]:
+            try:
+                self.counters.add("tokens_reused", self.moves.advance(request))
+            except Exception as error:  # noqa: BLE001 - no memory to write them: only this request's
+                self._fail(request, error)
+        self.moves.work()
+
+    def patience_s(self) -> float | None:
+        """How long the engine thread may wait for commands: 0 if a request can go on, None if there is none."""
+        return self.moves.patience_s(self._requests.values())
+
+    def idle_work(self) -> bool:
+        """Something useful while no request can go on; False if there is nothing to do."""
+        return bool(self.manager.scrub_some()) or self.moves.work()
 
     def _schedule_rows(self, request: Request, rows: int) -> Scheduled:
         sequence = request.session.sequence
@@ -351,26 +367,24 @@ class EngineCore:
                 sampled.append(request)
                 rows.append(mine.stop - 1)
             else:
-                self._remember(request, logits[mine.stop - 1])
+                self._last_logits.remember(request.session.sequence, logits[mine.stop - 1])
                 self._finish(request, FinishReason.STOP)
         if sampled:
             self._sample(sampled, logits[rows])
 
-    def _remember(self, request: Request, logits: torch.Tensor) -> None:
-        sequence = request.session.sequence
-        self._last_logits[sequence.id] = (sequence.revision, logits.clone())
-
     def _answer_from_known_logits(self) -> None:
         """Replies whose prompt is computed and whose next logits are known need no forward pass to begin."""
         ready: list[Request] = []
+        known: list[torch.Tensor] = []
         for request in self._requests.values():
             sequence = request.session.sequence
-            known = self._last_logits.get(sequence.id)
-            fresh = known is not None and known[0] == sequence.revision and sequence.num_pending == 0
-            if fresh and request.sampling is not None and not request.is_decoding:
+            logits = self._last_logits.get(sequence)
+            begins = request.sampling is not None and not request.is_decoding
+            if begins and logits is not None and sequence.num_pending == 0:
                 ready.append(request)
+                known.append(logits)
         if ready:
-            self._sample(ready, torch.stack([self._last_logits[r.session.sequence.id][1] for r in ready]))
+            self._sample(ready, torch.stack(known))
 
     # -- tokens and text -----------------------------------------------------------------------------------------
 
@@ -397,7 +411,7 @@ class EngineCore:
         if request.first_token is None:
             request.first_token = time.perf_counter()
             self._cancel_reservation(request)
-            self._last_logits.pop(request.session.sequence.id, None)
+            self._last_logits.forget(request.session.sequence)
         session, reply = request.session, request.reply
         session.extend_reply(token)
         request.next_row = session.sequence.num_tokens - 1
@@ -428,6 +442,7 @@ class EngineCore:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         content = self._close_reply(request)
+        self.moves.keep(request.session)
         scored = torch.cat(request.scored) if request.scored else None
         self._tell(request, Finished(content, tuple(request.generated), reason, request.usage(), scored))
 
@@ -440,6 +455,7 @@ class EngineCore:
         """Take the request out of the batch and leave its session idle, with what was generated so far."""
         self._requests.pop(request.id, None)
         self._cancel_reservation(request)
+        self.moves.drop(request)
         session, reply = request.session, request.reply
         if reply is None:
             session.end()

@@ -10,6 +10,7 @@ from typing import NewType
 
 import torch
 
+from kvos.residency import Restore, RestoreEnd
 from kvos.serving.reply_text import ReplyText
 from kvos.serving.sampler import SamplingState
 from kvos.sessions.session import CacheSession
@@ -52,6 +53,8 @@ class WhyComputed(Enum):
         "the keys and values in the saved session were damaged, or computed otherwise: in another dtype or mode, under "
         "another config, for another declared length"
     )
+    TIER_LATE = "a lower tier holds blocks with these tokens, and had not brought them by the deadline"
+    TIER_FAILED = "a lower tier held blocks with these tokens that could not be read, were damaged, or had just gone"
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
 
 
@@ -64,6 +67,7 @@ class Usage:
         reused_tokens: of those, how many had their KV in blocks already; ``prompt = reused + computed``, unless it
             was cancelled before its prompt was computed.
         shared_tokens: of the reused ones, how many came from other sessions' (or earlier) blocks by content.
+        restored_tokens: of the reused ones, how many came back from a lower tier for this request.
         computed_tokens: of the prompt, how many went through the model.
         generated_tokens: sampled tokens, an end-of-sequence token included.
         why_computed: why not more was reused.
@@ -79,6 +83,7 @@ class Usage:
     why_computed: WhyComputed
     ttft_s: float
     total_s: float
+    restored_tokens: int = 0
 
     @property
     def tpot_s(self) -> float:
@@ -143,6 +148,8 @@ class Request:
         saved_kv_unusable: what had to be computed was in the file that the session was loaded from.
         reply: the text so far, if this generates; ``sampling`` likewise.
         scored: logits of the wanted rows so far.
+        restore: what it waits for from lower tiers; None if it waits for nothing. ``restore_end`` is how that ended.
+        restored: tokens that came from there.
         deserted: the caller could not take an event; nobody listens any more.
     """
 
@@ -168,6 +175,9 @@ class Request:
     shared: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
+    restore: Restore | None = None
+    restore_end: RestoreEnd | None = None
+    restored: int = 0
     deserted: bool = False
 
     @property
@@ -179,6 +189,15 @@ class Request:
     def is_decoding(self) -> bool:
         return bool(self.generated)
 
+    def skip_rows(self, gained: int) -> None:
+        """``gained`` tokens of the prompt have KV now and need not be computed."""
+        sequence = self.session.sequence
+        self.reused += gained
+        next_row = min(sequence.num_computed, sequence.num_tokens - 1)
+        if self.logits_from is not None:  # rows whose logits are wanted are computed, cached or not
+            next_row = min(next_row, max(self.next_row, self.logits_from))
+        self.next_row = next_row
+
     def usage(self) -> Usage:
         now = time.perf_counter()
         why = WhyComputed.NEW_TOKENS
@@ -188,6 +207,10 @@ class Request:
             why = WhyComputed.TEMPLATE_REWROTE_HISTORY
         elif self.saved_kv_unusable:
             why = WhyComputed.SAVED_KV_UNUSABLE
+        elif self.restore_end is RestoreEnd.LATE:
+            why = WhyComputed.TIER_LATE
+        elif self.restore_end in (RestoreEnd.FAILED, RestoreEnd.MISSING):
+            why = WhyComputed.TIER_FAILED
         elif self.met_eviction:
             why = WhyComputed.EVICTED
         return Usage(
@@ -199,4 +222,5 @@ class Request:
             why_computed=why,
             ttft_s=(now if self.first_token is None else self.first_token) - self.started,
             total_s=now - self.started,
+            restored_tokens=self.restored,
         )

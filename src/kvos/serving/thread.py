@@ -56,6 +56,7 @@ class EngineThread:
         self._gate = threading.Lock()
         self._stopping = False
         self._process = os.getpid()
+        core.moves.connect(self._notify)
         self._thread = threading.Thread(target=self._run, name="kvos-engine", daemon=True)
         self._thread.start()
 
@@ -76,6 +77,11 @@ class EngineThread:
                 raise EngineStoppedError("the runtime is closed; open a new one")
             self._commands.put(_Command(future, command))
         return future
+
+    def _notify(self, work: Callable[[], None]) -> None:
+        """Have the engine thread run ``work`` and look around; after its end nobody needs that. Any thread."""
+        with contextlib.suppress(EngineStoppedError):
+            self.submit(lambda _: work())
 
     def call(self, command: Callable[[EngineCore], T]) -> T:
         """``submit`` and wait. If waiting is interrupted, a command that has not begun is dropped.
@@ -135,12 +141,14 @@ class EngineThread:
         Those that come meanwhile wait for the next step, so that nobody who asks often can hold up a reply.
         """
         waiting = max(1, self._commands.qsize())
-        while waiting or not self._core.num_running:
+        while waiting or self._core.patience_s() != 0:
             waiting -= waiting > 0
+            patience = self._core.patience_s()
+            block = patience != 0 and not self._core.idle_work()
             try:
-                command = self._commands.get(block=not self._core.num_running and not self._core.manager.scrub_some())
+                command = self._commands.get(block, patience)
             except queue.Empty:
-                if self._core.num_running:
+                if block or patience == 0:  # a deadline has passed, or there is a step to take
                     return True
                 continue
             if command is None:

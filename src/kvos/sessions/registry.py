@@ -58,6 +58,11 @@ class SessionRegistry:
             raise SessionNotFoundError(f"no open session is named {name!r}; open are: {known}")
         return session
 
+    def find(self, name: str, tenant: str) -> CacheSession | None:
+        """The open session of this name, if there is one and it is the tenant's."""
+        session = self._sessions.get(SessionId(name))
+        return session if session is not None and session.tenant == tenant else None
+
     def spans_in_block(self, block: int) -> tuple[BlockSpan, ...]:
         """Every session's spans that have tokens in ``block``."""
         return tuple(part for session in self for part in session.spans_in_block(block))

@@ -60,8 +60,9 @@ class CacheSession:
     """Spans over a sequence. Every verb checks first and changes nothing if it raises.
 
     ``turn`` is for callers, on any thread: who renders messages holds it until they are applied, so that two callers do
-    not make each other's rendering void over and over. The engine thread never takes it. ``saved_kv_unusable`` tells
-    the next request that the session was loaded, but not its keys and values.
+    not make each other's rendering void over and over. The engine thread never takes it. ``is_named`` says
+    that its caller chose the name, and may come back for it. ``saved_kv_unusable`` tells the next request that the
+    session was loaded, but not its keys and values.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CacheSession:
         self.state = SessionState.IDLE
         self.turn = threading.Lock()
         self.saved_kv_unusable = False
+        self.is_named = False
         self._lost_tokens = 0
         self._stamp()
 
@@ -140,6 +142,12 @@ class CacheSession:
         self.sequence.append(tokens)
         self.transcript = transcript
         self._stamp()
+
+    def swap_out(self, revision: int) -> None:
+        """Give the blocks back and keep the tokens, unless they have changed since ``revision``."""
+        self.check_idle()
+        if self.sequence.revision == revision:
+            self.sequence.swap_out()
 
     # -- a running generation ------------------------------------------------------------------------------------
 

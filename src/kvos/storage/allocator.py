@@ -38,7 +38,7 @@ from kvos.storage.block import BlockStatus, CacheBlock
 from kvos.storage.free_queue import FreeQueue
 from kvos.types import BlockId, BlockIds, OwnerId
 
-__all__ = ["Allocation", "BlockAllocator", "BlockCounts", "Reservation"]
+__all__ = ["Allocation", "BlockAllocator", "BlockCounts", "Reservation", "runs_of"]
 
 _FREE, _ACTIVE, _CACHED, _RESERVED = (int(status) for status in BlockStatus)
 
@@ -83,6 +83,20 @@ class BlockCounts:
 
 NOBODY = OwnerId(0)
 """The owner of blocks that were never handed out; no tenant has this number."""
+
+
+def runs_of(blocks: BlockIds, blocks_per_segment: int | None = None) -> tuple[npt.NDArray[np.int64], BlockIds]:
+    """Maximal runs ``b, b + 1, ...`` in ``blocks``, in order: index of each one's first block, and its length.
+
+    With ``blocks_per_segment`` a run ends where its segment does.
+    """
+    if len(blocks) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    ends = np.diff(blocks) != 1
+    if blocks_per_segment is not None:
+        ends |= np.diff(blocks // blocks_per_segment) != 0
+    firsts = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
+    return firsts, np.diff(firsts, append=len(blocks))
 
 
 def _check_count(n: int) -> None:
@@ -286,6 +300,71 @@ class BlockAllocator:
 
     def is_cached(self, block: int) -> bool:
         return bool(self._status[block] == _CACHED)
+
+    # -- moving --------------------------------------------------------------------------------------------------
+
+    def free_spans(self, blocks_per_segment: int | None = None) -> tuple[BlockIds, npt.NDArray[np.int64]]:
+        """Runs of ``FREE`` blocks by id: the first block of each, and its length. O(pool)."""
+        free = np.flatnonzero(self._status == _FREE)
+        firsts, lengths = runs_of(free, blocks_per_segment)
+        return free[firsts], lengths
+
+    def free_runs(self) -> npt.NDArray[np.int64]:
+        """Lengths of the runs of ``FREE`` blocks, by id: how scattered the free room is."""
+        return self.free_spans()[1]
+
+    def find_free_run(self, n: int, blocks_per_segment: int | None = None) -> BlockId | None:
+        """First block of the tightest run of at least ``n`` ``FREE`` blocks, inside one segment if they have a size.
+
+        Raises:
+            InvalidInputError: ``n`` is less than 1.
+        """
+        if n < 1:
+            raise InvalidInputError(f"a run has at least one block, not {n}")
+        starts, lengths = self.free_spans(blocks_per_segment)
+        fits = np.flatnonzero(lengths >= n)
+        return BlockId(int(starts[fits[np.argmin(lengths[fits])]])) if len(fits) else None
+
+    def any_busy(self, ids: BlockIds) -> bool:
+        """Whether a transfer or a step uses one of ``ids``."""
+        return bool((self._busy[ids] > 0).any())
+
+    def check_movable(self, sources: BlockIds, targets: BlockIds) -> None:
+        """Raises as ``move`` does; changes nothing."""
+        everything = np.concatenate([sources, targets])
+        if len(sources) != len(targets) or len(np.unique(everything)) != len(everything):
+            raise InvalidInputError("a move needs one target per source, and names every block once")
+        self.check_readable(sources)
+        busy = sources[self._busy[sources] > 0]
+        if len(busy):
+            raise BlockStateError(f"blocks {busy.tolist()} are in use by a transfer or a step and cannot be moved")
+        taken = targets[self._status[targets] != _FREE]
+        if len(taken):
+            raise AllocateNonFreeBlockError(f"blocks {taken.tolist()} are not FREE; nothing can be moved there")
+
+    def move(self, sources: BlockIds, targets: BlockIds) -> None:
+        """``targets[i]`` takes over all that is known of ``sources[i]``, which becomes ``FREE`` with old content.
+
+        The caller copied the whole blocks, and re-points whatever names the sources.
+
+        Raises:
+            InvalidInputError: not one target per source, or a block is named twice.
+            UseAfterFreeError: a source is free or only reserved.
+            BlockStateError: a source is busy.
+            AllocateNonFreeBlockError: a target is not ``FREE``.
+        """
+        self.check_movable(sources, targets)
+        self._free.remove(targets)
+        for state in (self._status, self._ref_count, self._filled, self._published, self._owner, self._dirty):
+            state[targets] = state[sources]
+        self._ref_count[sources] = 0
+        self._published[sources] = False
+        self._to_free(sources)
+
+    def spoil(self, ids: BlockIds) -> None:
+        """Free blocks ``ids`` hold anybody's content now: whoever takes them next scrubs them first."""
+        self._owner[ids] = NOBODY
+        self._dirty[ids] = True
 
     # -- scrubbing -----------------------------------------------------------------------------------------------
 

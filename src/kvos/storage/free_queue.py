@@ -36,6 +36,13 @@ class FreeQueue:
         self._head = (self._head + n) % len(self._ring)
         self._length -= n
 
+    def remove(self, ids: BlockIds) -> None:
+        """Take ``ids`` out, wherever they stand; the others keep their order. O(length)."""
+        old = self.to_array()
+        left = old[~np.isin(old, ids)]
+        self._ring[: len(left)] = left
+        self._head, self._length = 0, len(left)
+
     def to_array(self) -> BlockIds:
         return self.peek(self._length)
 

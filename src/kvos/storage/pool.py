@@ -24,6 +24,9 @@ from kvos.types import BlockIds, SlotIds
 
 __all__ = ["BlockPool", "Segment"]
 
+COPY_BATCH = 256
+"""Blocks that are copied at once: bounds the memory that a copy takes besides the pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -131,6 +134,18 @@ class BlockPool:
         """Copy every layer's KV from ``sources`` to ``targets`` (both ``[tokens]``); the two must not overlap."""
         for layer in range(self.layout.num_layers):
             self.write(layer, targets, *self.read(layer, sources))
+
+    def copy_blocks(self, sources: BlockIds, targets: BlockIds) -> None:
+        """Copy whole blocks, every slot of every layer; the two must not overlap. Extra memory: one batch of a layer.
+
+        If it raises, some targets hold copies.
+        """
+        size = self.layout.block_size
+        offsets = np.arange(size, dtype=np.int64)
+        for start in range(0, len(sources), COPY_BATCH):
+            batch = slice(start, start + COPY_BATCH)
+            from_slots = (sources[batch, None] * size + offsets).ravel()
+            self.copy_slots(from_slots, (targets[batch, None] * size + offsets).ravel())
 
     def scrub(self, blocks: BlockIds) -> None:
         """Overwrite whole blocks with zeros, in every layer."""

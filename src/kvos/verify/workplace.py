@@ -85,6 +85,7 @@ class Workplace:
             cache_bytes=max(4096, blocks * block),
             max_context_tokens=self.max_tokens,
             segment_bytes=max(4096, -(-blocks // 3) * block),
+            disk_cache_bytes=0,
         )
         return open_runtime(model, tokenizer=self._tokenizer, config=chosen)
 

@@ -1,0 +1,20 @@
+"""What lives in which tier, when it moves, and the threads that move it. Knows sequences and tiers, not who asks."""
+
+from kvos.residency.breaker import CircuitBreaker
+from kvos.residency.mover import Mover, Priority, Transfer, TransferState
+from kvos.residency.residency import Residency, TierReport
+from kvos.residency.restore import Restore, RestoreEnd
+from kvos.residency.stores import StoreSummary
+
+__all__ = [
+    "CircuitBreaker",
+    "Mover",
+    "Priority",
+    "Residency",
+    "Restore",
+    "RestoreEnd",
+    "StoreSummary",
+    "TierReport",
+    "Transfer",
+    "TransferState",
+]

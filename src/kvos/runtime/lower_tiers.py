@@ -1,0 +1,79 @@
+"""The tiers below the device, as the settings ask for them, and the secret that keeps addresses equal over restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from kvos.config import KvosConfig
+from kvos.errors import InvalidConfigError
+from kvos.storage import KVLayout
+from kvos.tiers import Codec, Tier
+from kvos.tiers.codecs import LosslessCodec, RawCodec
+from kvos.tiers.disk import DiskTier
+
+__all__ = ["master_secret", "open_tiers"]
+
+_logger = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+LAYOUT_NAME_BYTES = 8
+
+
+def master_secret(home: Path) -> bytes:
+    """The 32 bytes in ``home/secret``, made there the first time, with mode 0600; processes agree on one.
+
+    Raises:
+        OSError: it can be neither read nor written.
+    """
+    path = home / "secret"
+    with contextlib.suppress(FileNotFoundError):
+        return _read_secret(path)
+    home.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"secret.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # whoever links first has made it
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    return _read_secret(path)
+
+
+def _read_secret(path: Path) -> bytes:
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise OSError(f"{path} holds {len(secret)} bytes and not {SECRET_BYTES}; remove it to get a new one")
+    return secret
+
+
+def open_tiers(config: KvosConfig, layout: KVLayout) -> tuple[Tier, ...]:
+    """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail."""
+    if config.disk_cache_bytes == 0:
+        return ()
+    codec: Codec = RawCodec() if config.disk_codec == "raw" else LosslessCodec(layout)
+    try:
+        return (
+            DiskTier(
+                config.home / "blocks" / _layout_name(layout, codec),
+                capacity_bytes=config.disk_cache_bytes,
+                bytes_per_block=layout.bytes_per_block,
+                block_size=layout.block_size,
+                codec=codec,
+            ),
+        )
+    except InvalidConfigError as error:
+        _logger.warning("going on without a disk cache: %s", error)
+        return ()
+
+
+def _layout_name(layout: KVLayout, codec: Codec) -> str:
+    """Blocks of another shape, or written otherwise, lie in another folder."""
+    return hashlib.blake2b(f"{layout} {codec.name}".encode(), digest_size=LAYOUT_NAME_BYTES).hexdigest()

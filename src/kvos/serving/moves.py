@@ -1,0 +1,91 @@
+"""Requests that wait for lower tiers, and sessions whose blocks go there. Engine thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from kvos.residency import Priority, Residency, RestoreEnd, StoreSummary
+from kvos.serving.request import Request
+from kvos.sessions.session import CacheSession
+
+__all__ = ["BlockMoves"]
+
+HITS_WORTH_STORING = 2
+"""Blocks of a session that nobody named are stored once they were shared so often: they will be again."""
+
+
+class BlockMoves:
+    """What the engine's core does with a residency; without one, there is nothing to do."""
+
+    def __init__(self, residency: Residency | None) -> None:
+        self.residency = residency
+
+    def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
+        """``wake`` runs what it is given on the engine thread, soon; any thread may call it."""
+        if self.residency is not None:
+            self.residency.connect(wake)
+
+    def begin(self, request: Request) -> None:
+        """Start loading what lower tiers have of a request's prompt."""
+        if self.residency is not None:
+            request.restore = self.residency.begin_restore(request.session.sequence)
+
+    def advance(self, request: Request) -> int:
+        """Take in what has come back for a request; returns the tokens that it gained."""
+        restore = request.restore
+        if restore is None or self.residency is None:
+            return 0
+        gained = self.residency.advance(restore, request.reservation)
+        if gained:
+            request.restored += gained
+            request.skip_rows(gained)
+            request.first_row = request.next_row
+        if restore.end is not None:
+            request.restore, request.restore_end = None, restore.end
+        return gained
+
+    def drop(self, request: Request) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        if request.restore is not None:
+            request.restore.finish(RestoreEnd.CANCELLED)
+            request.restore = None
+
+    def patience_s(self, requests: Iterable[Request]) -> float | None:
+        """How long the engine thread may wait for commands: 0 if a request can go on, None if there is none."""
+        restores = [request.restore for request in requests]
+        if not restores:
+            return None
+        waiting = [restore for restore in restores if restore is not None]
+        if self.residency is None or len(waiting) < len(restores):
+            return 0.0
+        return self.residency.patience_s(waiting)
+
+    def work(self) -> bool:
+        """Gather a batch of what lower tiers are to get; False if there is nothing to do now."""
+        return self.residency is not None and self.residency.work()
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Note how fast a step without decodes was."""
+        if self.residency is not None:
+            self.residency.prefill_speed.add(tokens, seconds)
+
+    def keep(self, session: CacheSession) -> None:
+        """Have the lower tiers store what a session has published, if it will be wanted again, by all that is known."""
+        if self.residency is None:
+            return
+        entries = session.sequence.published()
+        if not session.is_named:
+            entries = entries[: sum(entry.hits >= HITS_WORTH_STORING for entry in entries)]
+        self.residency.keep(entries)
+
+    def hibernate(self, session: CacheSession) -> Future[StoreSummary] | None:
+        """Store all that an idle session has published; None if there is no tier for it.
+
+        Raises:
+            SessionBusyError, SessionClosedError: see ``CacheSession``.
+        """
+        session.check_idle()
+        if self.residency is None:
+            return None
+        return self.residency.keep(session.sequence.published(), Priority.HIBERNATE)

@@ -1,0 +1,144 @@
+"""A session leaves the device and comes back, in this process and in a later one, as if it had never been away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvos
+from kvos.errors import SessionFileMismatchError, SessionNotFoundError
+from kvos.serving import EngineCore, WhyComputed
+from kvos.testing.models import toy_model, toy_tokenizer
+from kvos.types import OwnerId
+
+BLOCK = 8
+TEXT = "The agent reads the whole file, calls a tool, and waits for its answer until somebody comes back. " * 3
+
+
+@pytest.fixture
+def open_runtime(tmp_path: Path) -> Iterator[Any]:
+    opened = []
+
+    def open_one(seed: int = 0, **settings: Any) -> kvos.Runtime:
+        chosen = {
+            "home": tmp_path,
+            "block_size": BLOCK,
+            "cache_bytes": 4 << 20,
+            "disk_cache_bytes": 64 << 20,
+            **settings,
+        }
+        runtime = kvos.open(toy_model(seed=seed, dtype=torch.float64), tokenizer=toy_tokenizer(), **chosen)
+        opened.append(runtime)
+        return runtime
+
+    yield open_one
+    for runtime in opened:
+        runtime.close()
+
+
+def told(session: kvos.Session) -> str:
+    session.append([{"role": "user", "content": TEXT}])
+    return session.generate(max_tokens=12, ignore_eos=True).result().text
+
+
+def empty(runtime: kvos.Runtime) -> None:
+    """Reclaim every block that nobody holds."""
+    manager = runtime.inspect(lambda core: core.manager)
+
+    def reclaim(core: EngineCore) -> None:
+        counts = manager.allocator.counts()
+        manager.allocator.release(manager.allocate(counts.free + counts.cached, OwnerId(99)))
+
+    runtime.inspect(reclaim)
+
+
+def goes_on(session: kvos.Session) -> kvos.Reply:
+    session.append([{"role": "user", "content": "And then?"}])
+    return session.generate(max_tokens=8, ignore_eos=True).result()
+
+
+def test_a_hibernated_session_comes_back_without_computing_its_full_blocks(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    plain = runtime.session("plain", tenant="other")
+    told(plain)
+    expected = goes_on(plain)
+    plain.close()
+    session = runtime.session("long")
+    told(session)
+    tokens = session.tokens.tolist()
+    summary = session.hibernate()
+    assert summary.safe == summary.wanted == (len(tokens) - 1) // BLOCK
+    assert session.tokens.tolist() == tokens, "while out, it answers what it holds"
+    assert session.report().blocks == ()
+    empty(runtime)
+    reply = goes_on(session)
+    assert reply.text == expected.text
+    assert reply.usage.restored_tokens == summary.safe * BLOCK
+    assert reply.usage.computed_tokens == reply.usage.prompt_tokens - reply.usage.restored_tokens
+    assert reply.usage.why_computed is WhyComputed.NEW_TOKENS
+    runtime.check_invariants()
+
+
+def test_a_new_process_finds_the_session_and_its_blocks(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("long")
+    told(session)
+    tokens = session.tokens.tolist()
+    summary = session.hibernate()
+    runtime.close()
+    later = open_runtime()
+    assert later.hibernated_sessions() == ("long",)
+    back = later.resume("long")
+    assert back.tokens.tolist() == tokens
+    reply = goes_on(back)
+    assert reply.usage.restored_tokens == summary.safe * BLOCK > 0
+    later.forget_hibernated("long")
+    assert later.hibernated_sessions() == ()
+    with pytest.raises(SessionNotFoundError):
+        later.resume("nobody")
+
+
+def test_a_prefix_of_yesterday_is_found_without_being_told(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    told(runtime.session("named"))
+    runtime.close()
+    later = open_runtime()
+    again = later.session("another")
+    again.append([{"role": "user", "content": TEXT}])
+    usage = again.generate(max_tokens=2).result().usage
+    assert usage.restored_tokens > 8 * BLOCK
+
+
+def test_another_tenant_and_another_model_find_nothing(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("named")
+    told(session)
+    session.hibernate()
+    runtime.close()
+    later = open_runtime()
+    stranger = later.session("named", tenant="stranger")
+    stranger.append([{"role": "user", "content": TEXT}])
+    assert stranger.generate(max_tokens=2).result().usage.restored_tokens == 0
+    later.close()
+    other = open_runtime(seed=1)
+    with pytest.raises(SessionFileMismatchError):
+        other.resume("named")
+    same = other.session("mine")
+    same.append([{"role": "user", "content": TEXT}])
+    assert same.generate(max_tokens=2).result().usage.restored_tokens == 0
+
+
+def test_without_a_disk_cache_a_session_still_hibernates_and_is_computed_again(open_runtime: Any) -> None:
+    runtime = open_runtime(disk_cache_bytes=0)
+    session = runtime.session("long")
+    told(session)
+    assert session.hibernate().safe == 0
+    runtime.close()
+    later = open_runtime(disk_cache_bytes=0)
+    reply = goes_on(later.resume("long"))
+    assert reply.usage.restored_tokens == 0
+    assert reply.usage.computed_tokens == reply.usage.prompt_tokens
