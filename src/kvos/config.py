@@ -27,7 +27,7 @@ __all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment", "tenan
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
 
-SWITCHES = ("deterministic", "offline", "publish_stats", "untested_models")
+SWITCHES = ("compaction", "deterministic", "offline", "publish_stats", "untested_models")
 """Settings that are true or false."""
 
 LONGEST_HEX = 200
@@ -84,6 +84,12 @@ class KvosConfig:
         max_batch_tokens: new tokens of all sequences in one step. Default 512: one prefill chunk. It is at least
             ``max_running``, so that every sequence can decode in each step.
         max_running: sequences in one step. Default 32: more adds latency without throughput on a CPU.
+        compaction: whether tables whose blocks lie scattered are moved together between steps, one a second at most.
+            Default True: attention reads long runs faster.
+        host_cache_bytes: most bytes of blocks in host memory, between device and disk. Default ``None``: as many as the
+            pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
+        host_codec: ``raw`` or ``lossless``. Default ``raw``: a copy is all that it costs. ``lossless`` holds a fifth
+            more, and is the one that makes sense on a CPU.
         disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, whence finished turns of named sessions come
             back after they left the device, also in another process. Default 4 GiB: it can be filled within a day's
             work, and is small beside a model. 0 switches the disk tier off.
@@ -115,6 +121,9 @@ class KvosConfig:
     prefill_beside_decodes_tokens: int = 64
     max_batch_tokens: int = 512
     max_running: int = 32
+    compaction: bool = True
+    host_cache_bytes: int | None = None
+    host_codec: Literal["raw", "lossless"] = "raw"
     disk_cache_bytes: int = 4 << 30
     disk_codec: Literal["raw", "lossless"] = "lossless"
     restore_deadline_ms: int = 2000
@@ -137,11 +146,13 @@ class KvosConfig:
         self._integer("prefill_beside_decodes_tokens", 1, 1 << 16)
         self._integer("max_batch_tokens", 1, 1 << 20)
         self._integer("max_running", 1, 4096)
+        self._one_of("host_codec", ("raw", "lossless"))
         self._integer("disk_cache_bytes", 0, MOST_BYTES)
         self._one_of("disk_codec", ("raw", "lossless"))
         self._integer("restore_deadline_ms", 0, 3_600_000)
         for name, lowest, highest in (
-            ("cache_bytes", 4096, MOST_BYTES), ("max_context_tokens", 1, MOST_TOKENS), ("threads", 1, MOST_THREADS),
+            ("cache_bytes", 4096, MOST_BYTES), ("host_cache_bytes", 0, MOST_BYTES),
+            ("max_context_tokens", 1, MOST_TOKENS), ("threads", 1, MOST_THREADS),
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 self._integer(name, lowest, highest)
@@ -243,7 +254,7 @@ def _settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> di
 
 def _parse(name: str, text: str) -> Any:
     """The value that ``text`` stands for; what it can't read it returns, for the range check to name."""
-    if name in ("dtype", "device", "disk_codec", "kernels", "home"):
+    if name in ("dtype", "device", "disk_codec", "host_codec", "kernels", "home"):
         return text
     if name in SWITCHES:
         words = {**dict.fromkeys(_WORDS_FOR_TRUE, True), **dict.fromkeys(_WORDS_FOR_FALSE, False)}

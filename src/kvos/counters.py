@@ -26,6 +26,8 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "requests_failed": "of those, ended by an error",
         "forks": "child sessions made",
         "full_hits": "requests whose every token was in the cache; the last one was computed for its logits only",
+        "compactions": "tables whose blocks were moved next to each other",
+        "blocks_compacted": "blocks moved by that; a shared one counts once",
         "tokens_restored": "tokens whose KV came back from a lower tier",
         "restores": "requests that began to load blocks from a lower tier",
         "restores_late": "of those, overtaken by their deadline; the rest was computed",

@@ -207,7 +207,7 @@ def test_two_looks_are_at_least_the_interval_apart(bench: Bench) -> None:
     assert compactor.run(bench.manager) == 6
     now = 200.0
     assert compactor.run(bench.manager) == 0, "both are in one run"
-    assert (bench.manager.compactions, bench.manager.blocks_compacted) == (2, 12)
+    assert (bench.manager.counters["compactions"], bench.manager.counters["blocks_compacted"]) == (2, 12)
 
 
 def test_the_most_scattered_table_comes_first(bench: Bench) -> None:

@@ -9,12 +9,15 @@ import os
 import secrets
 from pathlib import Path
 
+import psutil
+
 from kvos.config import KvosConfig
 from kvos.errors import InvalidConfigError
-from kvos.storage import KVLayout
+from kvos.storage import BlockPool, KVLayout
 from kvos.tiers import Codec, Tier
 from kvos.tiers.codecs import LosslessCodec, RawCodec
 from kvos.tiers.disk import DiskTier
+from kvos.tiers.host import HostTier
 
 __all__ = ["master_secret", "open_tiers"]
 
@@ -22,6 +25,9 @@ _logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 LAYOUT_NAME_BYTES = 8
+
+SHARE_OF_RAM = 0.25
+"""Of what is free: the rest is for the model that loads next, and for everybody else."""
 
 
 def master_secret(home: Path) -> bytes:
@@ -54,24 +60,45 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def open_tiers(config: KvosConfig, layout: KVLayout) -> tuple[Tier, ...]:
+def open_tiers(config: KvosConfig, pool: BlockPool) -> tuple[Tier, ...]:
     """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail."""
-    if config.disk_cache_bytes == 0:
-        return ()
-    codec: Codec = RawCodec() if config.disk_codec == "raw" else LosslessCodec(layout)
+    tiers = (_open_host(config, pool), _open_disk(config, pool.layout))
+    return tuple(tier for tier in tiers if tier is not None)
+
+
+def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
+    size = config.host_cache_bytes
+    if size is None:  # the same RAM as the device's needs no second tier
+        most = int(psutil.virtual_memory().available * SHARE_OF_RAM)
+        size = min(pool.max_blocks * pool.layout.bytes_per_block, most) if pool.device.type != "cpu" else 0
+    if size < pool.layout.bytes_per_block:
+        return None
     try:
-        return (
-            DiskTier(
-                config.home / "blocks" / _layout_name(layout, codec),
-                capacity_bytes=config.disk_cache_bytes,
-                bytes_per_block=layout.bytes_per_block,
-                block_size=layout.block_size,
-                codec=codec,
-            ),
+        return HostTier(pool.layout.bytes_per_block, size, _codec(config.host_codec, pool.layout))
+    except (MemoryError, RuntimeError) as error:
+        _logger.warning("going on without a cache of %d bytes in host memory: %s", size, error)
+        return None
+
+
+def _open_disk(config: KvosConfig, layout: KVLayout) -> Tier | None:
+    if config.disk_cache_bytes == 0:
+        return None
+    codec = _codec(config.disk_codec, layout)
+    try:
+        return DiskTier(
+            config.home / "blocks" / _layout_name(layout, codec),
+            capacity_bytes=config.disk_cache_bytes,
+            bytes_per_block=layout.bytes_per_block,
+            block_size=layout.block_size,
+            codec=codec,
         )
     except InvalidConfigError as error:
         _logger.warning("going on without a disk cache: %s", error)
-        return ()
+        return None
+
+
+def _codec(name: str, layout: KVLayout) -> Codec:
+    return RawCodec() if name == "raw" else LosslessCodec(layout)
 
 
 def _layout_name(layout: KVLayout, codec: Codec) -> str:

@@ -33,7 +33,7 @@ from kvos.runtime.report import (
 )
 from kvos.runtime.session import Session
 from kvos.runtime.session_file import read_session
-from kvos.sequences import BlockHasher, BlockManager
+from kvos.sequences import BlockHasher, BlockManager, Compactor
 from kvos.serving import EngineCore, EngineThread, StepBudget
 from kvos.sessions import ChatRenderer, MessageInput, SavedSession, SessionLimits
 from kvos.storage import BlockPool
@@ -65,7 +65,7 @@ class Runtime:
         renderer = ChatRenderer(tokenizer)
         pool = _make_pool(engine, config, device)
         engine.attach(pool)
-        tiers = open_tiers(config, pool.layout)
+        tiers = open_tiers(config, pool)
         secret = master_secret(config.home) if tiers else secrets.token_bytes(32)
         manager = BlockManager(pool, BlockHasher(secret))
         residency = None
@@ -83,6 +83,7 @@ class Runtime:
             decode=_decoder(tokenizer),
             eos_ids=eos_ids,
             residency=residency,
+            compactor=Compactor() if config.compaction else None,
         )
         self._parts = RuntimeParts(
             engine=engine,

@@ -76,10 +76,6 @@ class BlockManager:
         self.index = PrefixIndex()
         self._policy = LRU() if policy is None else policy
         self._holders: dict[SequenceId, Holder] = {}
-        self.compactions = 0
-        """Times that a table was compacted."""
-        self.blocks_compacted = 0
-        """Blocks that compactions moved; a shared one counts once."""
 
     @property
     def block_size(self) -> int:
@@ -229,8 +225,8 @@ class BlockManager:
         moving = wanted != table
         self.move(table[moving], wanted[moving])
         moved = int(moving.sum())
-        self.compactions += 1
-        self.blocks_compacted += moved
+        self.counters.add("compactions")
+        self.counters.add("blocks_compacted", moved)
         return moved
 
     def _neighbours(self, table: BlockIds) -> BlockIds:

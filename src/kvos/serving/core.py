@@ -17,7 +17,7 @@ import torch
 from kvos.counters import Counters
 from kvos.engine import Engine
 from kvos.residency import Residency
-from kvos.sequences import BlockManager
+from kvos.sequences import BlockManager, Compactor
 from kvos.serving.batch import Scheduled, pack
 from kvos.serving.known_logits import KnownLogits
 from kvos.serving.moves import BlockMoves
@@ -72,9 +72,10 @@ class EngineCore:
         decode: Callable[[Sequence[int]], str],
         eos_ids: frozenset[int] = frozenset(),
         residency: Residency | None = None,
+        compactor: Compactor | None = None,
     ) -> None:
         self.engine = engine
-        self.moves = BlockMoves(residency)
+        self.moves = BlockMoves(manager, residency, compactor)
         self.manager = manager
         self.sessions = SessionRegistry()
         self.budget = budget

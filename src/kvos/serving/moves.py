@@ -1,25 +1,36 @@
-"""Requests that wait for lower tiers, and sessions whose blocks go there. Engine thread only."""
+"""Requests that wait for lower tiers, sessions whose blocks go there, tables that are compacted. Engine thread only."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from kvos.residency import Priority, Residency, RestoreEnd, StoreSummary
+from kvos.sequences import BlockManager, Compactor
 from kvos.serving.request import Request
 from kvos.sessions.session import CacheSession
 
 __all__ = ["BlockMoves"]
+
+_logger = logging.getLogger(__name__)
 
 HITS_WORTH_STORING = 2
 """Blocks of a session that nobody named are stored once they were shared so often: they will be again."""
 
 
 class BlockMoves:
-    """What the engine's core does with a residency; without one, there is nothing to do."""
+    """What the engine's core does between steps with blocks that exist: bring back, store below, move together.
 
-    def __init__(self, residency: Residency | None) -> None:
+    Args:
+        residency: the tiers below; None if there are none.
+        compactor: None leaves tables as they are.
+    """
+
+    def __init__(self, manager: BlockManager, residency: Residency | None, compactor: Compactor | None) -> None:
         self.residency = residency
+        self._manager = manager
+        self._compactor = compactor
 
     def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
         """``wake`` runs what it is given on the engine thread, soon; any thread may call it."""
@@ -41,6 +52,7 @@ class BlockMoves:
             request.restored += gained
             request.skip_rows(gained)
             request.first_row = request.next_row
+            request.met_eviction = request.session.sequence.next_was_evicted()
         if restore.end is not None:
             request.restore, request.restore_end = None, restore.end
         return gained
@@ -62,8 +74,15 @@ class BlockMoves:
         return self.residency.patience_s(waiting)
 
     def work(self) -> bool:
-        """Gather a batch of what lower tiers are to get; False if there is nothing to do now."""
-        return self.residency is not None and self.residency.work()
+        """Gather a batch of what lower tiers are to get, or compact a table; False if there is nothing to do now."""
+        return (self.residency is not None and self.residency.work()) or self._compact()
+
+    def _compact(self) -> bool:
+        try:
+            return self._compactor is not None and self._compactor.run(self._manager) > 0
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            _logger.warning("no memory to compact a table, it stays scattered: %s", error)
+            return False
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Note how fast a step without decodes was."""
