@@ -26,6 +26,11 @@ COMMANDS = [
     ["sessions", "list"],
     ["sessions", "show"],
     ["sessions", "remove"],
+    ["cache"],
+    ["cache", "show"],
+    ["cache", "verify"],
+    ["cache", "collect"],
+    ["cache", "clear"],
 ]
 
 
@@ -45,7 +50,8 @@ def test_help_comes_without_loading_torch():
 
 def test_reading_stats_and_saved_sessions_does_not_load_torch(home):
     code = "import sys; from kvos.cli import app\n"
-    code += "for words in (['stats'], ['sessions', 'list'], ['model', 'list']): app(words, standalone_mode=False)\n"
+    code += "for words in (['stats'], ['sessions', 'list'], ['model', 'list'], ['cache'], ['cache', 'verify']):\n"
+    code += "    app(words, standalone_mode=False)\n"
     code += "sys.exit(bool({'torch', 'transformers', 'numba'} & set(sys.modules)))"
     environment = subprocess_environment(KVOS_HOME=str(home))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=environment)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvos.cli.bench import bench_app
+from kvos.cli.cache import cache_app
 from kvos.cli.chat.command import CHAT_HELP, chat
 from kvos.cli.demo import DEMO_HELP, demo
 from kvos.cli.failures import KvosGroup, quiet_libraries
@@ -52,6 +53,7 @@ app.command(help=MODELS_HELP, rich_help_panel=MEASURE)(models)
 app.command(help=VERSION_HELP, rich_help_panel=MEASURE)(version)
 app.add_typer(model_app, name="model", rich_help_panel=KEEP)
 app.add_typer(sessions_app, name="sessions", rich_help_panel=KEEP)
+app.add_typer(cache_app, name="cache", rich_help_panel=KEEP)
 
 
 @app.callback()

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["ProcessState", "PublishedRuntime", "read_published"]
+__all__ = ["ProcessState", "PublishedRuntime", "command_of", "read_published", "running_process"]
 
 FORMAT = 1
 SAME_START_SECONDS = 1.0
@@ -65,13 +65,13 @@ def _read(path: Path) -> PublishedRuntime | None:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             return None
-        process = _process(record["pid"], record["process_started"])
+        process = running_process(record["pid"], record["process_started"])
         state = ProcessState.RUNNING if process else ProcessState.ENDED
         if record["closed"] is not None:
             state = ProcessState.CLOSED
         return PublishedRuntime(
             pid=record["pid"],
-            command=_command(process),
+            command=command_of(process),
             state=state,
             opened=record["opened"],
             updated=record["updated"],
@@ -81,7 +81,7 @@ def _read(path: Path) -> PublishedRuntime | None:
         return None
 
 
-def _process(pid: int, started: float) -> psutil.Process | None:
+def running_process(pid: int, started: float) -> psutil.Process | None:
     """The process that wrote, unless it ended; a later one with its number does not count."""
     try:
         process = psutil.Process(pid)
@@ -90,7 +90,7 @@ def _process(pid: int, started: float) -> psutil.Process | None:
         return None
 
 
-def _command(process: psutil.Process | None) -> str:
+def command_of(process: psutil.Process | None) -> str:
     """What a person started: the command line without interpreter and folders; empty if it can't be known."""
     if process is None:
         return ""

@@ -12,7 +12,7 @@ from rich.text import Text
 from kvos.cli.console import counted, human_bytes, short_dtype
 from kvos.counters import COUNTERS
 
-__all__ = ["blocks_bar", "stats_view"]
+__all__ = ["blocks_bar", "share_bar", "stats_view"]
 
 STATUSES = {
     "active": ("█", "cyan", "held by sessions"),
@@ -32,7 +32,7 @@ def stats_view(stats: Mapping[str, Any], width: int) -> RenderableType:
     head.append(f"{counted(stats['sessions'], 'session')}, {stats['running']} running; room for {capacity:,} tokens ")
     head.append(f"in {human_bytes(capacity * stats['bytes_per_token'])} ({human_bytes(stats['bytes_per_token'])} each)")
     counters = stats["counters"]
-    reuse = Text("reuse  ", "bold").append_text(_share(stats["reuse_rate"], width))
+    reuse = Text("reuse  ", "bold").append_text(share_bar(stats["reuse_rate"], width))
     reuse.append(f" {stats['reuse_rate']:.1%}", "bold")
     reuse.append(f"  {counters['tokens_reused']:,} of {counters['prompt_tokens']:,} prompt tokens", "none")
     return Group(head, reuse, blocks_bar(stats, width), _counters(counters))
@@ -64,9 +64,10 @@ def _counters(counters: Mapping[str, int]) -> Table:
     return table
 
 
-def _share(share: float, width: int) -> Text:
+def share_bar(share: float, width: int) -> Text:
+    """``share`` of one as a bar; what is more fills it."""
     cells = _bar_width(width)
-    full = round(share * cells)
+    full = round(min(1.0, share) * cells)
     return Text("█" * full, "green").append("░" * (cells - full), "bright_black")
 
 

@@ -17,6 +17,8 @@ from kvos.storage import BlockPool, KVLayout
 from kvos.tiers import Codec, Tier
 from kvos.tiers.codecs import LosslessCodec, RawCodec
 from kvos.tiers.disk import DiskTier
+from kvos.tiers.disk.about import About, write_about
+from kvos.tiers.disk.pack import FORMAT
 from kvos.tiers.host import HostTier
 
 __all__ = ["master_secret", "open_tiers"]
@@ -60,9 +62,12 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def open_tiers(config: KvosConfig, pool: BlockPool) -> tuple[Tier, ...]:
-    """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail."""
-    tiers = (_open_host(config, pool), _open_disk(config, pool.layout))
+def open_tiers(config: KvosConfig, pool: BlockPool, model_name: str) -> tuple[Tier, ...]:
+    """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail.
+
+    ``model_name`` is for people: it stands beside the blocks on disk.
+    """
+    tiers = (_open_host(config, pool), _open_disk(config, pool.layout, model_name))
     return tuple(tier for tier in tiers if tier is not None)
 
 
@@ -80,13 +85,14 @@ def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
         return None
 
 
-def _open_disk(config: KvosConfig, layout: KVLayout) -> Tier | None:
+def _open_disk(config: KvosConfig, layout: KVLayout, model_name: str) -> Tier | None:
     if config.disk_cache_bytes == 0:
         return None
     codec = _codec(config.disk_codec, layout)
+    folder = config.home / "blocks" / _layout_name(layout, codec)
     try:
-        return DiskTier(
-            config.home / "blocks" / _layout_name(layout, codec),
+        tier = DiskTier(
+            folder,
             capacity_bytes=config.disk_cache_bytes,
             bytes_per_block=layout.bytes_per_block,
             block_size=layout.block_size,
@@ -95,6 +101,27 @@ def _open_disk(config: KvosConfig, layout: KVLayout) -> Tier | None:
     except InvalidConfigError as error:
         _logger.warning("going on without a disk cache: %s", error)
         return None
+    _describe(folder, layout, codec, model_name)
+    return tier
+
+
+def _describe(folder: Path, layout: KVLayout, codec: Codec, model_name: str) -> None:
+    """Say in the folder what it holds; for ``kvos cache``, and for whoever wonders."""
+    about = About(
+        models=(model_name,),
+        dtype=str(layout.dtype).removeprefix("torch."),
+        block_size=layout.block_size,
+        layers=layout.num_layers,
+        bytes_per_block=layout.bytes_per_block,
+        codec=codec.name,
+        format=FORMAT,
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+    )
+    try:
+        write_about(folder, about)
+    except OSError as error:  # blocks are found by key; this is for people
+        _logger.debug("%s does not say what it holds: %s", folder, error)
 
 
 def _codec(name: str, layout: KVLayout) -> Codec:

@@ -65,7 +65,7 @@ class Runtime:
         renderer = ChatRenderer(tokenizer)
         pool = _make_pool(engine, config, device)
         engine.attach(pool)
-        tiers = open_tiers(config, pool)
+        tiers = open_tiers(config, pool, engine.info.model_name)
         secret = master_secret(config.home) if tiers else secrets.token_bytes(32)
         manager = BlockManager(pool, BlockHasher(secret))
         residency = None

@@ -26,6 +26,7 @@ __all__ = [
     "NAME_BYTES",
     "Record",
     "Scan",
+    "codec_of",
     "encode_record",
     "fsync_folder",
     "pack_path",
@@ -166,6 +167,16 @@ def _lengths(data: memoryview) -> Iterator[tuple[int, int, bool]]:
         size = HEADER_BYTES + 4 * count + length
         yield offset, size, version == FORMAT
         offset += size
+
+
+def codec_of(path: Path) -> str:
+    """What a pack's first record says of its codec, unverified; empty if it is no record of ours. Raises OSError."""
+    with path.open("rb") as file:
+        data = file.read(_FIELDS.size)
+    if len(data) < _FIELDS.size:
+        return ""
+    magic, version, codec, *_ = _FIELDS.unpack(data)
+    return codec.rstrip(b"\x00").decode(errors="replace") if (magic, version) == (MAGIC, FORMAT) else ""
 
 
 def scan_pack(path: Path) -> Scan:

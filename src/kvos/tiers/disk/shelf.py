@@ -189,6 +189,13 @@ class Shelf:
         self.flush()
         self.delete_empty_packs()
 
+    def collect(self) -> None:
+        """Give back what no block needs: leftover files, empty packs, and dead bytes in packs."""
+        self.delete_leftovers()
+        self.delete_empty_packs()
+        for number in [number for number, pack in self.index.packs.items() if pack.live_bytes < pack.size]:
+            self._compact(number)
+
     def delete_empty_packs(self) -> None:
         """Delete packs that hold no block any more."""
         for number in self.index.empty_packs():
