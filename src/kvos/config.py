@@ -86,6 +86,12 @@ class KvosConfig:
         max_running: sequences in one step. Default 32: more adds latency without throughput on a CPU.
         compaction: whether tables whose blocks lie scattered are moved together between steps, one a second at most.
             Default True: attention reads long runs faster.
+        high_watermark_percent: of the pool; while more is held, idle sessions leave the device, the longest unused
+            first. Default 85: room for a few thousand new tokens before somebody has to wait for it.
+        low_watermark_percent: where they stop leaving. Default 60: a quarter of the pool at once, and then rest.
+        min_residency_s: seconds that a session stays after its last use, unless a request needs its room. Default 30;
+            in a dense dialogue (three turns within two minutes) it is four times as long.
+        max_resident_sessions: so many sessions hold blocks; beyond that those unused for longest leave. Default 8.
         host_cache_bytes: most bytes of blocks in host memory, between device and disk. Default ``None``: as many as the
             pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
         host_codec: ``raw`` or ``lossless``. Default ``raw``: a copy is all that it costs. ``lossless`` holds a fifth
@@ -122,6 +128,10 @@ class KvosConfig:
     max_batch_tokens: int = 512
     max_running: int = 32
     compaction: bool = True
+    high_watermark_percent: int = 85
+    low_watermark_percent: int = 60
+    min_residency_s: int = 30
+    max_resident_sessions: int = 8
     host_cache_bytes: int | None = None
     host_codec: Literal["raw", "lossless"] = "raw"
     disk_cache_bytes: int = 4 << 30
@@ -146,6 +156,10 @@ class KvosConfig:
         self._integer("prefill_beside_decodes_tokens", 1, 1 << 16)
         self._integer("max_batch_tokens", 1, 1 << 20)
         self._integer("max_running", 1, 4096)
+        self._integer("high_watermark_percent", 1, 100)
+        self._integer("low_watermark_percent", 0, self.high_watermark_percent)
+        self._integer("min_residency_s", 0, 86400)
+        self._integer("max_resident_sessions", 1, 1 << 20)
         self._one_of("host_codec", ("raw", "lossless"))
         self._integer("disk_cache_bytes", 0, MOST_BYTES)
         self._one_of("disk_codec", ("raw", "lossless"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import kvos
-from kvos.errors import SessionFileMismatchError, SessionNotFoundError
+from kvos.errors import InvalidInputError, SessionClosedError, SessionFileMismatchError, SessionNotFoundError
 from kvos.serving import EngineCore, WhyComputed
 from kvos.testing.models import toy_model, toy_tokenizer
 from kvos.types import OwnerId
@@ -111,6 +112,47 @@ def test_a_prefix_of_yesterday_is_found_without_being_told(open_runtime: Any) ->
     again.append([{"role": "user", "content": TEXT}])
     usage = again.generate(max_tokens=2).result().usage
     assert usage.restored_tokens > 8 * BLOCK
+
+
+def test_what_was_prewarmed_is_there_when_it_is_asked_for(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("long")
+    told(session)
+    summary = session.hibernate()
+    empty(runtime)
+    session.prewarm()
+    deadline = time.monotonic() + 10
+    while not session.report().blocks and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(session.report().blocks) == summary.safe
+    usage = goes_on(session).usage
+    assert usage.restored_tokens == 0
+    assert usage.reused_tokens == summary.safe * BLOCK
+    runtime.check_invariants()
+
+
+def test_a_prewarm_waits_for_its_time_and_is_in_nobodys_way(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("long")
+    told(session)
+    session.hibernate()
+    empty(runtime)
+    session.prewarm(after_s=0.3)
+    time.sleep(0.1)
+    assert session.report().blocks == ()
+    time.sleep(0.6)
+    assert session.report().blocks
+    session.hibernate()
+    empty(runtime)
+    session.prewarm()
+    assert goes_on(session).usage.reused_tokens > 0
+    session.prewarm(after_s=60)
+    session.close()
+    runtime.check_invariants()
+    with pytest.raises(InvalidInputError, match="after_s"):
+        runtime.session().prewarm(-1)
+    with pytest.raises(SessionClosedError):
+        session.prewarm()
 
 
 def test_another_tenant_and_another_model_find_nothing(open_runtime: Any) -> None:

@@ -183,15 +183,18 @@ def test_what_cannot_be_opened_opens_nothing(open_toy: Open) -> None:
             refusing.load("x", name=name)
         assert (refusing.sessions(), refusing.stats()) == before
     small = open_toy(cache_bytes=10 * 8 * 1536)
-    small.session("holder").score(some_ids(40, 1))
+    holder = small.session("holder")
+    holder.score(some_ids(40, 1))
+    small.inspect(lambda core: core.sessions.get("holder").begin())  # in use, so it can't be asked to leave
     before_reports = small.sessions()
     with pytest.raises(OutOfBlocksError, match="holder"):
         small.load("x")
     assert small.sessions() == before_reports
     assert small.stats().blocks.reserved == 0
     small.check_invariants()
-    small.get("holder").close()
+    small.inspect(lambda core: core.sessions.get("holder").end())
     assert small.load("x").report().tokens == 60
+    assert holder.report().swapped_out
 
 
 def test_another_models_session_is_refused_and_both_are_named(open_toy: Open) -> None:

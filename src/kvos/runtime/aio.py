@@ -57,6 +57,10 @@ class AsyncSession:
         """See ``Session.hibernate``."""
         return await asyncio.to_thread(self.sync.hibernate)
 
+    async def prewarm(self, after_s: float = 0.0) -> None:
+        """See ``Session.prewarm``."""
+        await asyncio.to_thread(self.sync.prewarm, after_s)
+
     async def report(self) -> SessionReport:
         """See ``Session.report``."""
         return await asyncio.to_thread(self.sync.report)

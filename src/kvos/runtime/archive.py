@@ -155,7 +155,11 @@ def _write_kv(core: EngineCore, session: CacheSession, saved: SavedSession) -> N
     missing = saved.manifest.num_computed - sequence.num_computed
     if missing <= 0:
         return
-    plan = sequence.prepare_write(missing)
+    session.begin()  # an idle session's blocks may be taken while this one looks for room
+    try:
+        plan = sequence.prepare_write(missing)
+    finally:
+        session.end()
     rows = torch.from_numpy(np.arange(plan.start, plan.end))
     pool = core.manager.pool
     for layer, (key, value) in enumerate(zip(saved.keys, saved.values, strict=True)):

@@ -54,6 +54,7 @@ class SessionReport:
         pending: tokens that the model has not seen yet.
         blocks: its block table.
         shared_blocks: blocks of it that other sessions hold too.
+        swapped_out: whether it has left the device since its last request.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SessionReport:
     messages: int
     blocks: tuple[int, ...]
     shared_blocks: tuple[int, ...]
+    swapped_out: bool = False
 
     @property
     def private_blocks(self) -> int:
@@ -111,6 +113,7 @@ def session_report(core: EngineCore, session: CacheSession) -> SessionReport:
         messages=len(session.transcript.messages),
         blocks=tuple(table.tolist()),
         shared_blocks=tuple(int(block) for block in shared),
+        swapped_out=session.is_swapped_out,
     )
 
 

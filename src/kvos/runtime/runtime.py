@@ -17,6 +17,7 @@ from kvos.engine import Engine, TransformersEngine
 from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.models.load import LoadedModel, load_model
 from kvos.models.memory import default_cache_bytes
+from kvos.policy.residency import ResidencyRules
 from kvos.residency import Residency, TierReport
 from kvos.runtime.aio import AsyncSession
 from kvos.runtime.archive import check_loadable, import_session, reopen_session
@@ -84,6 +85,7 @@ class Runtime:
             eos_ids=eos_ids,
             residency=residency,
             compactor=Compactor() if config.compaction else None,
+            rules=_rules(config),
         )
         self._parts = RuntimeParts(
             engine=engine,
@@ -356,6 +358,16 @@ def _make_pool(engine: Engine, config: KvosConfig, device: torch.device) -> Bloc
         raise InvalidConfigError(f"cache_bytes is {cache_bytes}; one block of this model takes {per_block} bytes")
     per_segment = max(1, min(config.segment_bytes, cache_bytes) // per_block)
     return BlockPool(engine.layout, max_blocks=max_blocks, blocks_per_segment=per_segment, device=device)
+
+
+def _rules(config: KvosConfig) -> ResidencyRules:
+    return ResidencyRules(
+        high=config.high_watermark_percent / 100,
+        low=config.low_watermark_percent / 100,
+        min_stay_s=config.min_residency_s,
+        dense_stay_s=4 * config.min_residency_s,
+        sessions=config.max_resident_sessions,
+    )
 
 
 def _limits(engine: Engine, config: KvosConfig, pool: BlockPool) -> SessionLimits:

@@ -39,11 +39,14 @@ from kvos.sessions import (
     Transcript,
     parse_messages,
 )
-from kvos.types import TokenIds, token_array
+from kvos.types import TokenIds, shown, token_array
 
 __all__ = ["Session", "sampling_params"]
 
 T = TypeVar("T")
+
+MOST_SECONDS = 7 * 24 * 3600
+"""A prewarm further ahead than a week is a mistake of units."""
 
 RENDER_ATTEMPTS = 16
 """How often a message is rendered again because another thread changed the session meanwhile."""
@@ -307,8 +310,22 @@ class Session:
         summary = StoreSummary(0, 0) if storing is None else self._parts.outcome(storing)
         self._parts.hibernated(self.tenant).put(self.name, saved)
         with contextlib.suppress(SessionBusyError):  # somebody has come back meanwhile
-            self._call(lambda core: self._inner.swap_out(saved.manifest.transcript.revision))
+            self._call(lambda core: core.swap_out(self._inner, saved.manifest.transcript.revision))
         return summary
+
+    def prewarm(self, after_s: float = 0.0) -> None:
+        """Bring the blocks back to the device ``after_s`` seconds from now, before they are asked for; returns at once.
+
+        For a user who is about to return, or a tool call about to end. Does nothing if the session is in use then, or
+        if others would have to leave for it; a later call replaces this one.
+
+        Raises:
+            InvalidInputError: a negative or endless time.
+            SessionClosedError
+        """
+        if not isinstance(after_s, int | float) or not 0 <= after_s <= MOST_SECONDS:
+            raise InvalidInputError(f"after_s is {shown(after_s)}; expected seconds from 0 to {MOST_SECONDS}")
+        self._call(lambda core: core.moves.prewarm(self._inner, after_s))
 
     def close(self) -> None:
         """Cancel what runs and give the blocks back. Idempotent, also after the runtime's end."""

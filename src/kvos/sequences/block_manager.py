@@ -76,6 +76,8 @@ class BlockManager:
         self.index = PrefixIndex()
         self._policy = LRU() if policy is None else policy
         self._holders: dict[SequenceId, Holder] = {}
+        self.relief: Callable[[int], None] = lambda _: None
+        """Called when ``n`` blocks can't be had; gives back what somebody holds without using it, if it can."""
 
     @property
     def block_size(self) -> int:
@@ -89,6 +91,12 @@ class BlockManager:
         """
         self._make_room(n)
         return self._clean(self.allocator.allocate(n, owner))
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be had without anybody giving up what it holds."""
+        counts = self.allocator.counts()
+        return counts.free + counts.cached + self.pool.max_blocks - counts.total
 
     def reserve(self, n: int, owner: OwnerId) -> Reservation:
         """Promise ``n`` blocks to a request. Raises as ``allocate``."""
@@ -146,7 +154,12 @@ class BlockManager:
         if missing <= 0:
             return
         if missing > self.allocator.counts().cached:
-            raise self._out_of_blocks(n)
+            self.relief(n)
+            missing = n - self.allocator.num_free
+            if missing > self.allocator.counts().cached:
+                raise self._out_of_blocks(n)
+            if missing <= 0:
+                return
         # Finding the coldest looks at every entry, so a large pool reclaims some more at once.
         wanted = max(missing, min(self.allocator.counts().cached, self.pool.max_blocks // RECLAIM_SHARE))
         removed = self.index.remove_coldest(wanted, self._policy, self.allocator.is_cached)

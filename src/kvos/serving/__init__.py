@@ -1,6 +1,7 @@
 """Running many sequences at once: requests, batching, sampling, and the engine thread."""
 
-from kvos.serving.core import EngineCore, StepBudget
+from kvos.serving.batch import StepBudget
+from kvos.serving.core import EngineCore
 from kvos.serving.params import SamplingParams
 from kvos.serving.request import (
     Event,

@@ -11,7 +11,24 @@ from kvos.engine import PackedBatch
 from kvos.sequences import WritePlan
 from kvos.serving.request import Request
 
-__all__ = ["Scheduled", "pack"]
+__all__ = ["Scheduled", "StepBudget", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """How much one step may do.
+
+    Attributes:
+        tokens: new tokens of all sequences.
+        prefill_chunk: new tokens of one sequence.
+        sequences: sequences in one step.
+        prefill_beside_decodes: prompt tokens of all sequences while others decode, who wait for the step to end.
+    """
+
+    tokens: int
+    prefill_chunk: int
+    sequences: int
+    prefill_beside_decodes: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import torch
 
 from kvos.counters import Counters
 from kvos.engine import Engine
+from kvos.policy.residency import ResidencyRules
 from kvos.residency import Residency
 from kvos.sequences import BlockManager, Compactor
-from kvos.serving.batch import Scheduled, pack
+from kvos.serving.batch import Scheduled, StepBudget, pack
 from kvos.serving.known_logits import KnownLogits
 from kvos.serving.moves import BlockMoves
 from kvos.serving.params import SamplingParams
@@ -33,31 +33,15 @@ from kvos.serving.request import (
     RequestId,
     TextDelta,
 )
+from kvos.serving.residents import Residents
 from kvos.serving.sampler import SamplingState, sample
 from kvos.sessions.registry import SessionRegistry
 from kvos.sessions.rendering import Extension
 from kvos.sessions.session import CacheSession
 
-__all__ = ["EngineCore", "StepBudget"]
+__all__ = ["EngineCore"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StepBudget:
-    """How much one step may do.
-
-    Attributes:
-        tokens: new tokens of all sequences.
-        prefill_chunk: new tokens of one sequence.
-        sequences: sequences in one step.
-        prefill_beside_decodes: prompt tokens of all sequences while others decode, who wait for the step to end.
-    """
-
-    tokens: int
-    prefill_chunk: int
-    sequences: int
-    prefill_beside_decodes: int = 64
 
 
 class EngineCore:
@@ -73,11 +57,14 @@ class EngineCore:
         eos_ids: frozenset[int] = frozenset(),
         residency: Residency | None = None,
         compactor: Compactor | None = None,
+        rules: ResidencyRules | None = None,
     ) -> None:
         self.engine = engine
         self.moves = BlockMoves(manager, residency, compactor)
         self.manager = manager
         self.sessions = SessionRegistry()
+        store = None if residency is None else self.moves.store
+        self.residents = Residents(manager, self.sessions, rules or ResidencyRules(), store)
         self.budget = budget
         self._decode = decode
         self._eos_ids = eos_ids
@@ -175,8 +162,15 @@ class EngineCore:
         for request in [request for request in self._requests.values() if request.session is session]:
             self.cancel(request.id)
         self._last_logits.forget(session.sequence)
+        self.moves.forget(session)
+        self.residents.forget(session)
         self.sessions.remove(session)
         session.close()
+
+    def swap_out(self, session: CacheSession, revision: int) -> None:
+        """Take an idle session's blocks off the device, unless its tokens have changed since ``revision``."""
+        session.swap_out(revision)
+        self.residents.left(session)
 
     def fork(self, parent: CacheSession, names: Sequence[str | None]) -> tuple[CacheSession, ...]:
         """One child of ``parent`` per name; None lets kvos choose. All of them, or none and an error.
@@ -221,6 +215,7 @@ class EngineCore:
         if request.logits_from is not None:
             request.next_row = min(request.next_row, request.logits_from)
         request.first_row = request.next_row
+        self.residents.used(request.session)
         self.moves.begin(request)
         self._requests[request.id] = request
         self.counters.add("requests")
@@ -295,14 +290,17 @@ class EngineCore:
                 self.counters.add("tokens_reused", self.moves.advance(request))
             except Exception as error:  # noqa: BLE001 - no memory to write them: only this request's
                 self._fail(request, error)
+        self.residents.look()
         self.moves.work()
 
     def patience_s(self) -> float | None:
-        """How long the engine thread may wait for commands: 0 if a request can go on, None if there is none."""
-        return self.moves.patience_s(self._requests.values())
+        """How long the engine thread may wait for commands: 0 if there is something to do, None if nothing will be."""
+        waits = (self.moves.patience_s(self._requests.values()), self.residents.seconds_to_look())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def idle_work(self) -> bool:
         """Something useful while no request can go on; False if there is nothing to do."""
+        self.residents.look()
         return bool(self.manager.scrub_some()) or self.moves.work()
 
     def _schedule_rows(self, request: Request, rows: int) -> Scheduled:
@@ -460,6 +458,7 @@ class EngineCore:
         session, reply = request.session, request.reply
         if reply is None:
             session.end()
+            self.residents.used(session)
             return ""
         rest = reply.finish()
         if rest:
@@ -470,6 +469,7 @@ class EngineCore:
             ending = request.generated[reply.num_tokens :]
             tokens, text = len(request.generated), text + self._decode(ending)
         session.end_reply(reply.content, text, request.prompt_tokens + tokens)
+        self.residents.used(session)
         return reply.content
 
     def _cancel_reservation(self, request: Request) -> None:

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from kvos.errors import EngineContractError
 from kvos.residency import Priority, Residency, RestoreEnd, StoreSummary
 from kvos.sequences import BlockManager, Compactor
+from kvos.serving.prewarm import Prewarms
 from kvos.serving.request import Request
-from kvos.sessions.session import CacheSession
+from kvos.sessions.session import CacheSession, SessionState
 
 __all__ = ["BlockMoves"]
 
@@ -31,6 +33,7 @@ class BlockMoves:
         self.residency = residency
         self._manager = manager
         self._compactor = compactor
+        self.prewarms = None if residency is None else Prewarms(manager, residency)
 
     def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
         """``wake`` runs what it is given on the engine thread, soon; any thread may call it."""
@@ -64,17 +67,18 @@ class BlockMoves:
             request.restore = None
 
     def patience_s(self, requests: Iterable[Request]) -> float | None:
-        """How long the engine thread may wait for commands: 0 if a request can go on, None if there is none."""
+        """How long the engine thread may wait for commands: 0 if there is something to do, None if nothing will be."""
         restores = [request.restore for request in requests]
-        if not restores:
-            return None
         waiting = [restore for restore in restores if restore is not None]
-        if self.residency is None or len(waiting) < len(restores):
-            return 0.0
-        return self.residency.patience_s(waiting)
+        if self.residency is None or self.prewarms is None or len(waiting) < len(restores):
+            return 0.0 if restores else None
+        waits = [self.prewarms.seconds_to_next(), self.residency.patience_s(waiting) if waiting else None]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def work(self) -> bool:
         """Gather a batch of what lower tiers are to get, or compact a table; False if there is nothing to do now."""
+        if self.prewarms is not None:
+            self.prewarms.advance()
         return (self.residency is not None and self.residency.work()) or self._compact()
 
     def _compact(self) -> bool:
@@ -97,6 +101,28 @@ class BlockMoves:
         if not session.is_named:
             entries = entries[: sum(entry.hits >= HITS_WORTH_STORING for entry in entries)]
         self.residency.keep(entries)
+
+    def store(self, session: CacheSession) -> Future[StoreSummary]:
+        """Store all that a session has published, since it is about to leave. Only with a residency."""
+        if self.residency is None:
+            raise EngineContractError("there is no tier to store blocks in")
+        return self.residency.keep(session.sequence.published())
+
+    def prewarm(self, session: CacheSession, after_s: float) -> None:
+        """Bring a session's blocks back ahead of need; without a tier there is nothing to bring.
+
+        Raises:
+            SessionClosedError: see ``CacheSession``.
+        """
+        if session.state is SessionState.CLOSED:
+            session.check_idle()
+        if self.prewarms is not None:
+            self.prewarms.add(session, after_s)
+
+    def forget(self, session: CacheSession) -> None:
+        """The session is about to be closed. Idempotent."""
+        if self.prewarms is not None:
+            self.prewarms.forget(session)
 
     def hibernate(self, session: CacheSession) -> Future[StoreSummary] | None:
         """Store all that an idle session has published; None if there is no tier for it.

@@ -61,7 +61,8 @@ class CacheSession:
 
     ``turn`` is for callers, on any thread: who renders messages holds it until they are applied, so that two callers do
     not make each other's rendering void over and over. The engine thread never takes it. ``is_named`` says
-    that its caller chose the name, and may come back for it. ``saved_kv_unusable`` tells the next request that the
+    that its caller chose the name, and may come back for it. ``is_swapped_out`` says that it has left the device since
+    its last request. ``saved_kv_unusable`` tells the next request that the
     session was loaded, but not its keys and values.
     """
 
@@ -85,6 +86,7 @@ class CacheSession:
         self.turn = threading.Lock()
         self.saved_kv_unusable = False
         self.is_named = False
+        self.is_swapped_out = False
         self._lost_tokens = 0
         self._stamp()
 
@@ -148,6 +150,7 @@ class CacheSession:
         self.check_idle()
         if self.sequence.revision == revision:
             self.sequence.swap_out()
+            self.is_swapped_out = True
 
     # -- a running generation ------------------------------------------------------------------------------------
 
