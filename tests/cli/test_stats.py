@@ -261,3 +261,57 @@ def test_even_one_block_of_many_is_seen():
         console.print(stats_view(STATS | {"blocks": {"free": 9999, "active": 1, "cached": 0, "reserved": 0}}, 130))
     bar = next(line for line in capture.get().splitlines() if line.startswith("blocks"))
     assert (bar.count("█"), bar.count("░")) == (1, 63)
+
+
+TIER = {
+    "name": "disk",
+    "usage": {"capacity_bytes": 4 << 30, "used_bytes": 1 << 30, "blocks": 1234, "counters": {"hits": 7, "damaged": 2}},
+    "bytes_per_second": 256e6,
+    "switched_off": False,
+}
+ABOUT_TIERS = {
+    "free_now": {"blocks": 60, "runs": 9, "longest": 20},
+    "free_at_start": {"blocks": 100, "runs": 2, "longest": 50},
+    "tiers": [TIER],
+    "prefill_tokens_per_second": 500.0,
+}
+
+
+def shown(stats) -> str:
+    console = Console(width=130)
+    with console.capture() as capture:
+        console.print(stats_view(stats, console.width))
+    return " ".join(capture.get().split())
+
+
+def test_tiers_are_shown_with_what_they_cost_now():
+    text = shown(STATS | ABOUT_TIERS)
+    assert "25.0% of 4.0 GiB, 1,234 blocks, loads 256 MB/s" in text
+    assert "7 hits, 2 damaged" in text
+    # 1,000 tokens of 1,024 bytes at 256 MB/s; at 500 tokens/s
+    assert "1,000 tokens: 4 ms from disk, 2.0 s computed (500 tokens/s)" in text
+    assert "60 blocks in 9 runs, the longest 20 at start 2 runs, the longest 50" in text
+    assert "tried again soon" not in text
+
+
+def test_what_was_not_measured_is_not_made_up():
+    text = shown(STATS | ABOUT_TIERS | {"tiers": [TIER | {"bytes_per_second": None, "switched_off": True}]})
+    assert "no load measured yet switched off after failures, tried again soon" in text
+    assert "1,000 tokens: 2.0 s computed" in text
+    text = shown(STATS | ABOUT_TIERS | {"prefill_tokens_per_second": None})
+    assert "4 ms from disk, computing them was not measured yet" in text
+
+
+def test_a_runtime_with_a_disk_tier_shows_how_fast_it_came_back(call, home):
+    question = {"role": "user", "content": "A question that takes quite a few tokens to ask. " * 8}
+    for _ in range(2):
+        with open_toy(disk_cache_bytes=64 << 20, block_size=8) as runtime:
+            session = runtime.session("s", messages=question)
+            session.generate(max_tokens=3).result()
+            session.hibernate()
+            blocks = runtime.tiers()[0].usage.blocks
+    text = " ".join(call("stats").stdout.split())
+    assert f"of 64.0 MiB, {blocks} blocks, loads " in text
+    assert "MB/s" in text
+    assert "from disk, " in text
+    assert "tokens/s)" in text

@@ -9,6 +9,7 @@ import pytest
 
 import kvos
 from kvos.counters import COUNTERS
+from kvos.runtime.report import FreeRuns
 from kvos.sessions import SessionState
 from kvos.storage import BlockStatus
 from serving.harness import some_ids
@@ -41,6 +42,45 @@ def test_stats_count_tokens_blocks_and_sessions(open_toy: Callable[..., kvos.Run
     after = runtime.stats()
     assert (after.blocks.active, after.blocks.cached) == (0, 3)
     assert after.sessions == 0
+
+
+def test_free_runs_end_with_their_segment_and_count_what_the_pool_may_still_take(
+    open_toy: Callable[..., kvos.Runtime],
+) -> None:
+    # 40 blocks in segments of 16, 16 and 8
+    runtime = open_toy(cache_bytes=40 * 8 * BYTES_PER_TOKEN, segment_bytes=16 * 8 * BYTES_PER_TOKEN)
+    start = FreeRuns(blocks=40, runs=3, longest=16)
+    assert (runtime.stats().free_at_start, runtime.stats().free_now) == (start, start)
+    sessions = []
+    for number in range(3):  # blocks 0 and 1, 2 and 3, 4 and 5
+        sessions.append(runtime.session(f"s{number}"))
+        sessions[-1].append_tokens(some_ids(12, seed=number))
+        sessions[-1].prefill()
+    assert [session.report().blocks for session in sessions] == [(0, 1), (2, 3), (4, 5)]
+    assert runtime.stats().free_now == FreeRuns(blocks=34, runs=3, longest=16)
+    sessions[1].close()  # block 2 is full, and stays findable
+    stats = runtime.stats()
+    assert stats.free_now == FreeRuns(blocks=35, runs=4, longest=16)
+    assert stats.free_at_start == start
+
+
+def test_stats_say_what_the_tiers_say(open_toy: Callable[..., kvos.Runtime]) -> None:
+    runtime = open_toy(disk_cache_bytes=64 << 20, host_cache_bytes=1 << 20)
+    assert runtime.stats().prefill_tokens_per_second is None
+    session = runtime.session("s")
+    session.append_tokens(some_ids(40))
+    session.prefill()
+    assert session.hibernate().safe == 5
+    stats = runtime.stats()
+    assert stats.tiers == runtime.tiers()
+    assert [(tier.name, tier.usage.blocks, tier.switched_off) for tier in stats.tiers] == [
+        ("host", 5, False),
+        ("disk", 5, False),
+    ]
+    assert stats.tiers[0].usage.capacity_bytes == 1 << 20
+    assert stats.prefill_tokens_per_second is not None
+    assert stats.prefill_tokens_per_second > 0
+    json.dumps(stats.as_dict())
 
 
 def test_a_fork_is_no_request_for_what_its_parent_holds(runtime: kvos.Runtime) -> None:

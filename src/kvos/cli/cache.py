@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from kvos.cli.bars import share_bar
 from kvos.cli.cache_folders import CacheFolder, chosen_folders
 from kvos.cli.console import counted, human_bytes, human_seconds, output_console
 from kvos.cli.help_text import HELP_SETTINGS, help_text
-from kvos.cli.stats_view import share_bar
 from kvos.config import KvosConfig
 from kvos.errors import InvalidConfigError
 from kvos.models.progress import BarProgress
@@ -102,8 +102,10 @@ def _print_folder(console: Console, one: CacheFolder, capacity: int) -> None:
     if about is not None:
         head.append(f", {about.layers} layers, {about.block_size} tokens a block, codec {about.codec}")
     console.print(head, soft_wrap=True)
-    line = share_bar(found.used_bytes / capacity if capacity else 1.0, console.width)
-    line.append(f" {human_bytes(found.used_bytes)} in {counted(found.blocks, 'block')}")
+    share = found.used_bytes / capacity if capacity else 1.0
+    line = share_bar(share, console.width)
+    line.append(f" {share:.1%}, " if capacity else " ", "bold")
+    line.append(f"{human_bytes(found.used_bytes)} in {counted(found.blocks, 'block')}")
     if about is not None:
         line.append(f" ({found.blocks * about.block_size:,} tokens)")
     console.print(line.append(f", {counted(found.packs, 'file')}"), soft_wrap=True)

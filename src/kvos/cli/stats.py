@@ -29,6 +29,9 @@ STATS_HELP = help_text(
 
     Shows every process that runs now, or the one that ended last if none does. Each writes its counters every two
     seconds to KVOS_HOME, readable by its user alone; those of ended ones stay for a day.
+
+    Sizes are in binary units (1 KiB = 1024 bytes), speeds in MB/s (1,000,000 bytes a second, of blocks as they lie on
+    the device, so a codec's time counts, too). Speeds are averages in which the latest transfers weigh most.
     """,
     ("kvos stats", "once"),
     ("kvos stats --watch", "again and again, until Ctrl-C"),

@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvos.cli.bars import bar_width, share_bar
 from kvos.cli.console import counted, human_bytes, short_dtype
+from kvos.cli.stats_tiers import tier_lines
 from kvos.counters import COUNTERS
 
-__all__ = ["blocks_bar", "share_bar", "stats_view"]
+__all__ = ["blocks_bar", "stats_view"]
 
 STATUSES = {
     "active": ("█", "cyan", "held by sessions"),
@@ -21,8 +23,6 @@ STATUSES = {
     "free": ("░", "bright_black", "free"),
 }
 """Status to glyph, colour and meaning; the glyphs can be told apart without colour."""
-
-LONGEST_BAR = 64
 
 
 def stats_view(stats: Mapping[str, Any], width: int) -> RenderableType:
@@ -35,7 +35,7 @@ def stats_view(stats: Mapping[str, Any], width: int) -> RenderableType:
     reuse = Text("reuse  ", "bold").append_text(share_bar(stats["reuse_rate"], width))
     reuse.append(f" {stats['reuse_rate']:.1%}", "bold")
     reuse.append(f"  {counters['tokens_reused']:,} of {counters['prompt_tokens']:,} prompt tokens", "none")
-    return Group(head, reuse, blocks_bar(stats, width), _counters(counters))
+    return Group(head, reuse, blocks_bar(stats, width), *tier_lines(stats, width), _counters(counters))
 
 
 def blocks_bar(stats: Mapping[str, Any], width: int) -> RenderableType:
@@ -43,7 +43,7 @@ def blocks_bar(stats: Mapping[str, Any], width: int) -> RenderableType:
     blocks = stats["blocks"]
     total = sum(blocks.values())
     bar = Text("blocks ", "bold")
-    for status, length in _lengths({name: blocks[name] for name in STATUSES}, _bar_width(width)).items():
+    for status, length in _lengths({name: blocks[name] for name in STATUSES}, bar_width(width)).items():
         glyph, colour, _ = STATUSES[status]
         bar.append(glyph * length, colour)
     bar.append(f" {stats['utilisation']:.1%}", "bold").append(f" of {stats['max_blocks']:,} blocks in use", "none")
@@ -62,17 +62,6 @@ def _counters(counters: Mapping[str, int]) -> Table:
     for name, value in counters.items():
         table.add_row(name, f"{value:,}", COUNTERS.get(name, ""), style="" if value else "dim")
     return table
-
-
-def share_bar(share: float, width: int) -> Text:
-    """``share`` of one as a bar; what is more fills it."""
-    cells = _bar_width(width)
-    full = round(min(1.0, share) * cells)
-    return Text("█" * full, "green").append("░" * (cells - full), "bright_black")
-
-
-def _bar_width(width: int) -> int:
-    return max(8, min(LONGEST_BAR, width - 50))
 
 
 def _lengths(parts: Mapping[str, int], cells: int) -> dict[str, int]:

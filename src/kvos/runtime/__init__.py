@@ -2,7 +2,7 @@
 
 from kvos.runtime.aio import AsyncSession
 from kvos.runtime.reply import AsyncReplyStream, Reply, ReplyStream
-from kvos.runtime.report import BlockReport, RuntimeStats, SessionReport
+from kvos.runtime.report import BlockReport, FreeRuns, RuntimeStats, SessionReport
 from kvos.runtime.runtime import DEFAULT_MODEL, DEFAULT_TENANT, Runtime, open_runtime
 from kvos.runtime.session import Session
 
@@ -12,6 +12,7 @@ __all__ = [
     "AsyncReplyStream",
     "AsyncSession",
     "BlockReport",
+    "FreeRuns",
     "Reply",
     "ReplyStream",
     "Runtime",

@@ -7,12 +7,34 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kvos.residency import TierReport
 from kvos.serving import EngineCore
 from kvos.sessions import BlockSpan, CacheSession, SessionState
-from kvos.storage import BlockCounts, BlockStatus, CacheBlock
+from kvos.storage import BlockCounts, BlockPool, BlockStatus, CacheBlock
 
-__all__ = ["BlockReport", "RuntimeStats", "SessionReport", "block_report", "runtime_stats", "session_report"]
+__all__ = [
+    "BlockReport",
+    "FreeRuns",
+    "RuntimeStats",
+    "SessionReport",
+    "block_report",
+    "runtime_stats",
+    "session_report",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRuns:
+    """How free blocks lie: in runs of neighbours, each inside one segment.
+
+    Blocks of segments that the pool has not taken from the system yet count as free.
+    """
+
+    blocks: int
+    runs: int
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +45,9 @@ class RuntimeStats:
         counters: see ``kvos.counters.COUNTERS`` for what each counts.
         blocks: by status; ``max_blocks`` is how many there may be, since the pool grows as it is needed.
         utilisation: share of ``max_blocks`` that is held (active or reserved).
+        free_now, free_at_start: how scattered the free room is, and was when the pool was empty.
+        tiers: below the device, fast to slow.
+        prefill_tokens_per_second: how fast prompts were computed lately; None before the first with tiers below.
     """
 
     model: str
@@ -32,6 +57,10 @@ class RuntimeStats:
     max_blocks: int
     blocks: BlockCounts
     utilisation: float
+    free_now: FreeRuns
+    free_at_start: FreeRuns
+    tiers: tuple[TierReport, ...]
+    prefill_tokens_per_second: float | None
     sessions: int
     running: int
     counters: Mapping[str, int]
@@ -82,8 +111,8 @@ class BlockReport:
 
 
 def runtime_stats(core: EngineCore) -> RuntimeStats:
-    """Engine thread only, like the others here."""
-    pool = core.manager.pool
+    """Engine thread only, like the others here. One numpy pass over the pool; reads no tensor and no file."""
+    pool, residency = core.manager.pool, core.moves.residency
     counts = core.manager.allocator.counts()
     return RuntimeStats(
         model=core.engine.info.model_name,
@@ -93,9 +122,24 @@ def runtime_stats(core: EngineCore) -> RuntimeStats:
         max_blocks=pool.max_blocks,
         blocks=counts,
         utilisation=counts.held / pool.max_blocks,
+        free_now=_free_runs(pool, core.manager.allocator.free_spans(pool.blocks_per_segment)[1]),
+        free_at_start=_free_runs(pool, np.zeros(0, np.int64), taken=0),
+        tiers=() if residency is None else residency.report(),
+        prefill_tokens_per_second=None if residency is None else residency.prefill_speed.per_second,
         sessions=len(core.sessions),
         running=core.num_running,
         counters=core.counters.snapshot(),
+    )
+
+
+def _free_runs(pool: BlockPool, lengths: npt.NDArray[np.int64], taken: int | None = None) -> FreeRuns:
+    """Runs of these ``lengths``, with the segments behind the first ``taken`` blocks; by default those to come."""
+    to_come = pool.max_blocks - (pool.num_blocks if taken is None else taken)
+    whole, rest = divmod(to_come, pool.blocks_per_segment)
+    return FreeRuns(
+        blocks=int(lengths.sum()) + to_come,
+        runs=len(lengths) + whole + (rest > 0),
+        longest=max(int(lengths.max(initial=0)), pool.blocks_per_segment if whole else rest),
     )
 
 
