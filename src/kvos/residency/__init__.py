@@ -2,11 +2,12 @@
 
 from kvos.residency.breaker import CircuitBreaker
 from kvos.residency.mover import Mover, Priority, Transfer, TransferState
-from kvos.residency.residency import Residency, TierReport
+from kvos.residency.residency import PIECE_BLOCKS, Residency, TierReport
 from kvos.residency.restore import Restore, RestoreEnd
 from kvos.residency.stores import StoreSummary
 
 __all__ = [
+    "PIECE_BLOCKS",
     "CircuitBreaker",
     "Mover",
     "Priority",

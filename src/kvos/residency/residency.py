@@ -22,10 +22,11 @@ from kvos.policy.transfer import SpeedEstimate, TransferCosts
 from kvos.residency.breaker import CircuitBreaker
 from kvos.residency.mover import Mover, Priority
 from kvos.residency.restore import Restore, RestoreEnd, RestorePiece
+from kvos.residency.staging import StagingBuffers
 from kvos.residency.stores import StoreSummary, StoreTicket
 from kvos.sequences import BlockManager, IndexEntry, SequenceCache
 from kvos.storage import Reservation, export_blocks, import_blocks
-from kvos.tiers import BlockBatch, BlockKey, BlockRequest, Loaded, Stored, Tier, TierUsage
+from kvos.tiers import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier, TierUsage
 
 __all__ = ["Residency", "TierReport"]
 
@@ -36,6 +37,9 @@ PIECE_BLOCKS = 64
 
 MOST_UNDER_WAY = 2
 """Stores of one tier that have been gathered and not come back: bounds the memory of staging buffers."""
+
+IDLE_BUFFERS = 4
+"""Staging buffers that are kept for the next transfers."""
 
 LEAST_PATIENCE_S = 0.1
 """A request waits at least so long for blocks that looked cheaper than computing; small times are noise."""
@@ -88,6 +92,7 @@ class Residency:
         self._wake: Callable[[Callable[[], None]], None] = _run_here
         self._deadline_s = restore_deadline_s
         self._clock = clock
+        self._staging = StagingBuffers(PIECE_BLOCKS, manager.pool.layout.bytes_per_block, IDLE_BUFFERS)
         self._tickets: deque[tuple[StoreTicket, Priority]] = deque()
         self._unfinished: set[StoreTicket] = set()
         self.prefill_speed = SpeedEstimate()  # tokens
@@ -95,6 +100,16 @@ class Residency:
     def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
         """``wake`` runs what it is given on the engine thread, soon; movers call it from their threads."""
         self._wake = wake
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Fast to slow; for measurements and tests."""
+        return tuple(level.tier for level in self._levels)
+
+    def wrap_tiers(self, wrap: Callable[[Tier], Tier]) -> None:
+        """Put something between here and each tier; for measurements and tests. Nothing may be under way."""
+        for level in self._levels:
+            level.tier = wrap(level.tier)
 
     # -- up ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +164,7 @@ class Residency:
 
     def _load(self, number: int, wanted: BlockRequest) -> RestorePiece:
         level = self._levels[number]
-        data = np.empty((len(wanted), self._manager.pool.layout.bytes_per_block), np.uint8)
+        data = self._staging.take(len(wanted))
         transfer = level.mover.submit(
             lambda: level.tier.load(wanted, data), lambda: self._wake(_nothing), Priority.REQUEST
         )
@@ -202,6 +217,7 @@ class Residency:
         except BaseException:
             restore.sequence.abandon_write(plan)
             raise
+        self._staging.give(piece.data)
         restore.sequence.complete_write(plan)
         restore.restored_tokens += good * size
         self._manager.counters.add("tokens_restored", good * size)
@@ -261,17 +277,20 @@ class Residency:
             tuple(BlockKey(entry.root if entry.parent is None else entry.parent.address) for entry in entries),
             np.stack([entry.tokens for entry in entries]),
         )
-        batch = BlockBatch(wanted, export_blocks(self._manager.pool, np.array([e.block for e in entries], np.int64)))
+        blocks = np.array([entry.block for entry in entries], np.int64)
+        data = export_blocks(self._manager.pool, blocks, self._staging.take(len(entries)))
+        batch = BlockBatch(wanted, data)
         level.stores_under_way += 1
         ticket.under_way += 1
         results: list[list[Stored]] = []
         work = lambda: results.append(level.tier.store(batch))  # noqa: E731 - it closes over what is local here
-        done = partial(self._stored, number, ticket, results)
+        done = partial(self._stored, number, ticket, data, results)
         level.mover.submit(work, lambda: self._wake(done), priority)
 
-    def _stored(self, number: int, ticket: StoreTicket, results: list[list[Stored]]) -> None:
+    def _stored(self, number: int, ticket: StoreTicket, data: PayloadBytes, results: list[list[Stored]]) -> None:
         """A store came back. Engine thread."""
         level = self._levels[number]
+        self._staging.give(data)
         level.stores_under_way -= 1
         ticket.under_way -= 1
         outcome = results[0] if results else []
