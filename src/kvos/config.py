@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import platformdirs
 
@@ -26,6 +26,10 @@ __all__ = ["ALLOWED_BLOCK_SIZES", "KvosConfig", "subprocess_environment", "tenan
 
 ALLOWED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Tokens per block; the storage layer allows the same ones."""
+
+CodecName = Literal["raw", "lossless", "int8", "int4"]
+CODECS = get_args(CodecName)
+LOSSY_CODECS = ("int8", "int4")
 
 SWITCHES = ("compaction", "deterministic", "offline", "publish_stats", "untested_models")
 """Settings that are true or false."""
@@ -94,12 +98,14 @@ class KvosConfig:
         max_resident_sessions: so many sessions hold blocks; beyond that those unused for longest leave. Default 8.
         host_cache_bytes: most bytes of blocks in host memory, between device and disk. Default ``None``: as many as the
             pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
-        host_codec: ``raw`` or ``lossless``. Default ``raw``: a copy is all that it costs. ``lossless`` holds a fifth
+        host_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``raw``: a copy is all that it costs. ``lossless`` holds a fifth
             more, and is the one that makes sense on a CPU.
         disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, whence finished turns of named sessions come
             back after they left the device, also in another process. Default 4 GiB: it can be filled within a day's
             work, and is small beside a model. 0 switches the disk tier off.
-        disk_codec: ``lossless`` or ``raw``. Default ``lossless``: a fifth less to write and to read.
+        disk_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``lossless``: a fifth less to read.
+            The last two are LOSSY: what comes back is not what was computed, everything in such a runtime counts as
+            approximate, and it shares no blocks with an exact one.
         restore_deadline_ms: the longest that a request waits for blocks from a lower tier, in milliseconds; then it
             computes them. Default 2000: what 2,000 tokens take to compute on two CPU cores.
         threads: threads for torch's operators. Default ``None``: torch's own choice, the physical cores.
@@ -133,9 +139,9 @@ class KvosConfig:
     min_residency_s: int = 30
     max_resident_sessions: int = 8
     host_cache_bytes: int | None = None
-    host_codec: Literal["raw", "lossless"] = "raw"
+    host_codec: CodecName = "raw"
     disk_cache_bytes: int = 4 << 30
-    disk_codec: Literal["raw", "lossless"] = "lossless"
+    disk_codec: CodecName = "lossless"
     restore_deadline_ms: int = 2000
     threads: int | None = None
     kernels: Literal["auto", "generic"] = "auto"
@@ -160,9 +166,9 @@ class KvosConfig:
         self._integer("low_watermark_percent", 0, self.high_watermark_percent)
         self._integer("min_residency_s", 0, 86400)
         self._integer("max_resident_sessions", 1, 1 << 20)
-        self._one_of("host_codec", ("raw", "lossless"))
+        self._one_of("host_codec", CODECS)
         self._integer("disk_cache_bytes", 0, MOST_BYTES)
-        self._one_of("disk_codec", ("raw", "lossless"))
+        self._one_of("disk_codec", CODECS)
         self._integer("restore_deadline_ms", 0, 3_600_000)
         for name, lowest, highest in (
             ("cache_bytes", 4096, MOST_BYTES), ("host_cache_bytes", 0, MOST_BYTES),
@@ -190,6 +196,16 @@ class KvosConfig:
             if name not in names:
                 raise InvalidConfigError(_unknown_setting(name, names))
         return cls(**{**_settings_from(os.environ, names), **overrides})
+
+    @property
+    def exactness(self) -> str:
+        """``exact``, or which tiers may give back something else than was computed."""
+        lossy = [f"{codec} {where}" for where, codec in self._codecs_in_use() if codec in LOSSY_CODECS]
+        return f"approximate ({', '.join(lossy)})" if lossy else "exact"
+
+    def _codecs_in_use(self) -> tuple[tuple[str, str], ...]:
+        host = () if self.host_cache_bytes == 0 else (("in host memory", self.host_codec),)
+        return (*host, *(() if self.disk_cache_bytes == 0 else (("on disk", self.disk_codec),)))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

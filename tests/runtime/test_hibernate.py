@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kvos
+from kvos.config import KvosConfig
 from kvos.errors import InvalidInputError, SessionClosedError, SessionFileMismatchError, SessionNotFoundError
 from kvos.serving import EngineCore, WhyComputed
 from kvos.testing.models import toy_model, toy_tokenizer
@@ -184,3 +185,29 @@ def test_without_a_disk_cache_a_session_still_hibernates_and_is_computed_again(o
     reply = goes_on(later.resume("long"))
     assert reply.usage.restored_tokens == 0
     assert reply.usage.computed_tokens == reply.usage.prompt_tokens
+
+
+def test_a_lossy_tier_has_a_class_of_its_own(open_runtime: Any, tmp_path: Path) -> None:
+    exact = open_runtime()
+    told(exact.session("exact"))
+    exact.get("exact").save("file")
+    exact.get("exact").hibernate()
+    exact.close()
+    lossy = open_runtime(disk_codec="int8")
+    assert [tier.lossless for tier in lossy.tiers()] == [False]
+    other = lossy.session("other")
+    other.append([{"role": "user", "content": TEXT}])
+    assert other.generate(max_tokens=2).result().usage.restored_tokens == 0, "exact blocks lie in another class"
+    loaded = lossy.load("file", name="loaded")
+    usage = goes_on(loaded).usage
+    assert (usage.why_computed, usage.restored_tokens) == (WhyComputed.SAVED_KV_UNUSABLE, 0)
+    summary = loaded.hibernate()
+    empty(lossy)
+    assert goes_on(loaded).usage.restored_tokens == summary.safe * BLOCK
+    lossy.close()
+    again = open_runtime()
+    back = again.session("back")
+    back.append([{"role": "user", "content": TEXT}])
+    assert back.generate(max_tokens=1).result().usage.restored_tokens > 0, "what was exact is still there"
+    assert KvosConfig(home=tmp_path, disk_codec="int4").exactness == "approximate (int4 on disk)"
+    assert KvosConfig(home=tmp_path, disk_codec="int4", disk_cache_bytes=0).exactness == "exact"

@@ -49,6 +49,8 @@ def _tier(tier: Mapping[str, Any], width: int) -> Text:
     line = Text(f"{tier['name']:<7}", "bold").append_text(share_bar(share, width)).append(f" {share:.1%}", "bold")
     line.append(f" of {human_bytes(usage['capacity_bytes'])}, {counted(usage['blocks'], 'block')}, ", "none")
     line.append("no load measured yet" if speed is None else f"loads {speed / MEGABYTE:,.0f} MB/s")
+    if not tier.get("lossless", True):
+        line.append("  LOSSY: what comes back is approximate", "bold yellow")
     if tier["switched_off"]:
         line.append("  switched off after failures, tried again soon", "bold red")
     return line

@@ -53,6 +53,7 @@ class TierReport:
     """One tier, as ``kvos stats`` shows it. ``bytes_per_second`` is of loads, None before the first."""
 
     name: str
+    lossless: bool
     usage: TierUsage
     bytes_per_second: float | None
     switched_off: bool
@@ -316,7 +317,13 @@ class Residency:
     def report(self) -> tuple[TierReport, ...]:
         """Each tier, fast to slow. Any thread."""
         return tuple(
-            TierReport(level.tier.name, level.tier.usage(), level.load_speed.per_second, level.breaker.is_open)
+            TierReport(
+                level.tier.name,
+                level.tier.lossless,
+                level.tier.usage(),
+                level.load_speed.per_second,
+                level.breaker.is_open,
+            )
             for level in self._levels
         )
 

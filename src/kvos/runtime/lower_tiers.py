@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from kvos.config import KvosConfig
+from kvos.config import LOSSY_CODECS, KvosConfig
 from kvos.errors import InvalidConfigError
 from kvos.storage import BlockPool, KVLayout
 from kvos.tiers import Codec, Tier
-from kvos.tiers.codecs import LosslessCodec, RawCodec
+from kvos.tiers.codecs import LosslessCodec, QuantisedCodec, RawCodec
 from kvos.tiers.disk import DiskTier
 from kvos.tiers.disk.about import About, write_about
 from kvos.tiers.disk.pack import FORMAT
@@ -125,6 +125,8 @@ def _describe(folder: Path, layout: KVLayout, codec: Codec, model_name: str) -> 
 
 
 def _codec(name: str, layout: KVLayout) -> Codec:
+    if name in LOSSY_CODECS:
+        return QuantisedCodec(layout, int(name.removeprefix("int")))
     return RawCodec() if name == "raw" else LosslessCodec(layout)
 
 

@@ -30,7 +30,8 @@ MAX_NAME = 200
 class RuntimeParts:
     """One of everything. Attributes may be read from any thread; methods say where they run.
 
-    ``lasting`` says that blocks may outlive the process, so that their addresses carry the model's whole identity.
+    ``lasting`` says that blocks may outlive the process, so that their addresses carry the model's whole identity;
+    ``exactness`` is ``KvosConfig.exactness``.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RuntimeParts:
         limits: SessionLimits,
         sessions_folder: Path,
         lasting: bool = False,
+        exactness: str = "exact",
     ) -> None:
         self.engine = engine
         self.thread = thread
@@ -49,6 +51,7 @@ class RuntimeParts:
         self.limits = limits
         self._sessions_folder = sessions_folder
         self._lasting = lasting
+        self.exactness = exactness
         self._owners: dict[str, OwnerId] = {}
         self._identity: str | None = None
         self._identity_lock = threading.Lock()
@@ -56,8 +59,8 @@ class RuntimeParts:
     def numeric_class(self, declared: int) -> str:
         """What gives equal tokens other keys in a session that declared this length.
 
-        The compute dtype, for a model whose positions depend on the length what that makes of them, and whether bits
-        are promised.
+        The compute dtype, for a model whose positions depend on the length what that makes of them, whether bits are
+        promised, and whether a tier may give back something else than was computed.
         """
         parts = [str(self.engine.info.compute_dtype).removeprefix("torch.")]
         positions = self.engine.position_class(declared)
@@ -65,6 +68,8 @@ class RuntimeParts:
             parts.append(f"positions: {positions}")
         if self.engine.arithmetic:
             parts.append(self.engine.arithmetic)
+        if self.exactness != "exact":
+            parts.append(self.exactness)
         return ", ".join(parts)
 
     def identity(self) -> str:

@@ -94,6 +94,7 @@ class Runtime:
             limits=_limits(engine, config, pool),
             sessions_folder=config.home / "sessions",
             lasting=residency is not None,
+            exactness=config.exactness,
         )
         thread = self._parts.thread
         publisher = StatsPublisher(config.home / "run", lambda: thread.call(runtime_stats).as_dict())

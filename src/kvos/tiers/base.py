@@ -96,6 +96,8 @@ class Tier(ABC):
     """
 
     name: str
+    lossless: bool = True
+    """Whether a hit is bit for bit what was stored."""
 
     @abstractmethod
     def store(self, batch: BlockBatch) -> list[Stored]:

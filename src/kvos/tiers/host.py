@@ -54,6 +54,7 @@ class HostTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._codec = None if isinstance(codec, RawCodec) else codec
         slots = max(capacity_bytes, 0) // bytes_per_block if self._codec is None else 0
+        self.lossless = self._codec is None or self._codec.lossless
         self._arena = _allocate(slots, bytes_per_block)
         self._free = list(range(slots - 1, -1, -1))
         self._lock = threading.Lock()

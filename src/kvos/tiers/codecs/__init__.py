@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvos.tiers.codecs.lossless import LosslessCodec
+from kvos.tiers.codecs.quantised import QuantisedCodec
 from kvos.tiers.codecs.raw import RawCodec
 
-__all__ = ["LosslessCodec", "RawCodec"]
+__all__ = ["LosslessCodec", "QuantisedCodec", "RawCodec"]

@@ -66,6 +66,7 @@ class DiskTier(Tier):
         self._bytes_per_block = bytes_per_block
         self._block_size = block_size
         self._codec = codec
+        self.lossless = codec.lossless
         self._counters: Counter[str] = Counter()
         self._mutex = threading.RLock()
         self._closed = False
