@@ -98,8 +98,8 @@ class KvosConfig:
         max_resident_sessions: so many sessions hold blocks; beyond that those unused for longest leave. Default 8.
         host_cache_bytes: most bytes of blocks in host memory, between device and disk. Default ``None``: as many as the
             pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
-        host_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``raw``: a copy is all that it costs. ``lossless`` holds a fifth
-            more, and is the one that makes sense on a CPU.
+        host_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``raw``: a copy is all that it costs.
+            ``lossless`` holds a fifth more, and makes sense on a CPU; of the others see ``disk_codec``.
         disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, whence finished turns of named sessions come
             back after they left the device, also in another process. Default 4 GiB: it can be filled within a day's
             work, and is small beside a model. 0 switches the disk tier off.

@@ -16,6 +16,7 @@ COMMANDS = [
     ["stats"],
     ["version"],
     ["bench"],
+    ["bench", "codecs"],
     ["bench", "decode"],
     ["model"],
     ["model", "fetch"],

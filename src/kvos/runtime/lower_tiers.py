@@ -21,7 +21,7 @@ from kvos.tiers.disk.about import About, write_about
 from kvos.tiers.disk.pack import FORMAT
 from kvos.tiers.host import HostTier
 
-__all__ = ["master_secret", "open_tiers"]
+__all__ = ["make_codec", "master_secret", "open_tiers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
     if size < pool.layout.bytes_per_block:
         return None
     try:
-        return HostTier(pool.layout.bytes_per_block, size, _codec(config.host_codec, pool.layout))
+        return HostTier(pool.layout.bytes_per_block, size, make_codec(config.host_codec, pool.layout))
     except (MemoryError, RuntimeError) as error:
         _logger.warning("going on without a cache of %d bytes in host memory: %s", size, error)
         return None
@@ -88,7 +88,7 @@ def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
 def _open_disk(config: KvosConfig, layout: KVLayout, model_name: str) -> Tier | None:
     if config.disk_cache_bytes == 0:
         return None
-    codec = _codec(config.disk_codec, layout)
+    codec = make_codec(config.disk_codec, layout)
     folder = config.home / "blocks" / _layout_name(layout, codec)
     try:
         tier = DiskTier(
@@ -124,7 +124,8 @@ def _describe(folder: Path, layout: KVLayout, codec: Codec, model_name: str) -> 
         _logger.debug("%s does not say what it holds: %s", folder, error)
 
 
-def _codec(name: str, layout: KVLayout) -> Codec:
+def make_codec(name: str, layout: KVLayout) -> Codec:
+    """The codec that a setting names."""
     if name in LOSSY_CODECS:
         return QuantisedCodec(layout, int(name.removeprefix("int")))
     return RawCodec() if name == "raw" else LosslessCodec(layout)

@@ -106,7 +106,8 @@ class QuantisedCodec(Codec):
         if self._bits == 4:
             q = _in_pairs(q)
         halves = (least.reshape(blocks, -1).view(np.uint8), step.reshape(blocks, -1).view(np.uint8))
-        return [*halves, q], described.reshape(blocks, -1).all(axis=1)
+        good: npt.NDArray[np.bool_] = np.all(described.reshape(blocks, -1), axis=1)
+        return [*halves, q], good
 
     def _decode_rows(self, rows: Bytes) -> Floats:
         """``[blocks, elements]`` from ``[blocks, bytes]``."""
@@ -154,4 +155,5 @@ def _in_pairs(q: Bytes) -> Bytes:
     """Two elements a byte, the first in the lower half."""
     if q.shape[1] % 2:
         q = np.pad(q, ((0, 0), (0, 1)))
-    return q[:, ::2] | (q[:, 1::2] << 4)
+    pairs: Bytes = q[:, ::2] | (q[:, 1::2] << np.uint8(4))
+    return pairs
