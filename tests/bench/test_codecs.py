@@ -24,4 +24,4 @@ def test_exact_codecs_change_nothing_and_fewer_bits_more(tmp_path: Path) -> None
     assert 0 < int8.kv_error < 0.02 < int4.kv_error < 0.2
     assert int8.logit_error < int4.logit_error
     assert int4.bytes_per_token < int8.bytes_per_token < lossless.bytes_per_token
-    assert [column.header for column in render_codecs(report).columns][0] == "CODEC"
+    assert len(render_codecs(report).rows) == 4
