@@ -201,6 +201,7 @@ def test_a_lossy_tier_has_a_class_of_its_own(open_runtime: Any, tmp_path: Path) 
     loaded = lossy.load("file", name="loaded")
     usage = goes_on(loaded).usage
     assert (usage.why_computed, usage.restored_tokens) == (WhyComputed.SAVED_KV_UNUSABLE, 0)
+    other.close()
     summary = loaded.hibernate()
     empty(lossy)
     assert goes_on(loaded).usage.restored_tokens == summary.safe * BLOCK
