@@ -11,26 +11,54 @@ import torch
 
 from kvos.storage.layout import KVLayout
 from kvos.tiers.base import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier
-from kvos.tiers.codecs import LosslessCodec
+from kvos.tiers.codec import Codec
+from kvos.tiers.codecs import LosslessCodec, RawCodec
+from kvos.tiers.disk import DiskTier
+from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
+from kvos.tiers.disk.pack import HEADER_BYTES
 from kvos.tiers.host import HostTier
 from kvos.tiers.memory import MemoryTier
 
 LAYOUT = KVLayout.uniform(num_layers=2, kv_heads=1, head_dim=4, block_size=8, dtype=torch.float32)
+FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""For what asks a disk to sync thousands of times; a machine that stops is not what is tested."""
+
 BLOCK_BYTES = LAYOUT.bytes_per_block
 
 TierFactory = Callable[[int, Path], Tier]
-"""A tier for ``LAYOUT`` of so many bytes; the folder is empty and its own."""
+"""A tier for ``LAYOUT`` with room for so many blocks of noise, up to 8, and not one more; with 0, for a bit less than
+one. The folder is empty and its own."""
+
+
+def room_for(blocks: int, around_each: int = 0) -> int:
+    """Bytes for blocks, with a little for what the codec adds to noise."""
+    return blocks * (BLOCK_BYTES + around_each + 32) if blocks else BLOCK_BYTES - 1
+
+
+def _disk(blocks: int, folder: Path, codec: Codec) -> DiskTier:
+    around_each = HEADER_BYTES + 4 * LAYOUT.block_size + BYTES_PER_ROW
+    return DiskTier(
+        folder,
+        capacity_bytes=CATALOG_BYTES + room_for(blocks, around_each),
+        bytes_per_block=BLOCK_BYTES,
+        block_size=LAYOUT.block_size,
+        codec=codec,
+    )
+
 
 TIERS: dict[str, TierFactory] = {
-    "memory": lambda capacity, folder: MemoryTier(BLOCK_BYTES, capacity),
-    "host": lambda capacity, folder: HostTier(BLOCK_BYTES, capacity),
-    "host lossless": lambda capacity, folder: HostTier(BLOCK_BYTES, capacity, LosslessCodec(LAYOUT)),
+    "memory": lambda blocks, folder: MemoryTier(BLOCK_BYTES, room_for(blocks)),
+    "host": lambda blocks, folder: HostTier(BLOCK_BYTES, room_for(blocks)),
+    "host lossless": lambda blocks, folder: HostTier(BLOCK_BYTES, room_for(blocks), LosslessCodec(LAYOUT)),
+    "disk": lambda blocks, folder: _disk(blocks, folder, RawCodec()),
+    "disk lossless": lambda blocks, folder: _disk(blocks, folder, LosslessCodec(LAYOUT)),
 }
 
 
-def room_for(blocks: int) -> int:
-    """Bytes that hold ``blocks`` blocks of noise with a little around each, and not one more. For up to 8 blocks."""
-    return blocks * (BLOCK_BYTES + 32)
+def check_invariants(tier: Tier) -> None:
+    """Of those tiers that have any."""
+    if isinstance(tier, HostTier | DiskTier):
+        tier.check_invariants()
 
 
 def key_of(number: int) -> BlockKey:

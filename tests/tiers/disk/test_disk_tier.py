@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_blocks import ROOM, batch, content, key_of, load_checked, open_tier, request
+from disk_blocks import BYTES, ROOM, batch, content, key_of, load_checked, open_tier, request
 
 from kvos.errors import InvalidConfigError
 from kvos.tiers.base import Loaded, Stored
+from kvos.tiers.disk.catalog import Catalog
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
 from kvos.tiers.disk.pack import FORMAT, HEADER_BYTES, encode_record
 
@@ -79,20 +80,59 @@ def test_capacity_holds_after_every_store_and_after_a_restart(tmp_path: Path) ->
     smaller.close()
 
 
-def test_the_block_used_longest_ago_goes_first_and_packs_lose_dead_bytes(tmp_path: Path) -> None:
+def test_the_block_used_longest_ago_goes_first_and_of_a_batch_the_last(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
     tier.store(batch(range(10)))
     tier.store(batch(range(10, 20)))
     load_checked(tier, [0, 2, 4])
     tier.store(batch(range(20, 25)))
     assert load_checked(tier, [0, 2, 4, *range(10, 25)]) == HITS * 18
-    assert tier.contains([key_of(9)]) == [False]
-    assert tier.usage().counters["compacted"] >= 1
+    assert tier.contains([key_of(number) for number in (1, 3, 5, 6, 7, 8, 9)]) == [True, True] + [False] * 5
     tier.check_invariants()
     tier.close()
     again = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
     assert load_checked(again, [0, 2, 4, *range(10, 25)]) == HITS * 18
     again.close()
+
+
+def test_packs_lose_their_dead_bytes_and_never_take_more_than_the_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at whenever a file or the folder is synced: a copy is there then, beside what it is made from."""
+    random = np.random.default_rng(3)
+    capacity = CATALOG_BYTES + 100 * RECORD
+    taken = []
+    fsync = os.fsync
+
+    def looks(handle: int) -> None:
+        taken.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", looks)
+    tier = open_tier(tmp_path, capacity)
+    for start in range(0, 360, 12):
+        tier.store(batch(range(start, start + 12)))
+        load_checked(tier, [int(number) for number in random.integers(max(0, start - 150), start + 12, 8)])
+        tier.check_invariants()
+    counters = tier.usage().counters
+    assert counters["compacted"] > 10
+    assert "compaction_errors" not in counters
+    assert tier.usage().blocks > 80
+    assert max(taken) <= capacity
+    tier.close()
+
+
+def test_the_catalog_takes_no_more_than_its_estimate(tmp_path: Path) -> None:
+    """Keys at random places, and a transaction that changes all rows."""
+    order = [int(number) for number in np.random.default_rng(0).permutation(6000)]
+    tier = open_tier(tmp_path)
+    for start in range(0, len(order), 500):
+        tier.store(batch(order[start : start + 500]))
+    tier.load(request(order), np.empty((len(order), BYTES), np.uint8))
+    tier.store(batch([6000]))
+    catalog = sum(path.stat().st_size for path in tmp_path.glob("catalog*"))
+    assert catalog <= CATALOG_BYTES + BYTES_PER_ROW * len(order)
+    tier.close()
 
 
 def test_drop_and_clear_delete_packs(tmp_path: Path) -> None:
@@ -221,6 +261,99 @@ def test_a_pack_of_another_format_is_left_alone_until_room_is_needed(tmp_path: P
     assert not path.exists()
     tier.check_invariants()
     tier.close()
+
+
+@pytest.mark.parametrize("removed", [["catalog.sqlite"], ["catalog.sqlite", "catalog.sqlite-wal"]])
+def test_a_catalog_that_is_deleted_while_open_loses_no_block(tmp_path: Path, removed: list[str]) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1, 2]))
+    for name in removed:
+        (tmp_path / name).unlink()
+    tier.store(batch([3]))
+    tier.store(batch([4]))
+    assert load_checked(tier, [1, 2, 3, 4]) == HITS * 4
+    tier.close()
+    again = open_tier(tmp_path)
+    assert load_checked(again, [1, 2, 3, 4]) == HITS * 4
+    again.check_invariants()
+    again.close()
+
+
+@pytest.mark.parametrize("length", [0, 30, 4096, 5000])
+def test_a_catalog_that_is_cut_short_while_open_heals(tmp_path: Path, length: int) -> None:
+    tier = open_tier(tmp_path)
+    for start in range(0, 300, 20):
+        tier.store(batch(range(start, start + 20)))
+    for path in tmp_path.glob("catalog*"):
+        os.truncate(path, min(length, path.stat().st_size))
+    for number in (500, 501, 502):
+        assert tier.store(batch([number])) == [Stored.STORED]
+    numbers = [*range(300), 500, 501, 502]
+    assert load_checked(tier, numbers) == HITS * 303
+    tier.close()
+    again = open_tier(tmp_path)
+    assert load_checked(again, numbers) == HITS * 303
+    again.check_invariants()
+    again.close()
+
+
+def test_a_catalog_that_cannot_be_written_anew_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1]))
+
+    def malformed(**_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    tier._shelf._catalog.commit = malformed
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "remove", refused)
+        assert tier.store(batch([2])) == [Stored.FAILED]
+        assert tier.store(batch([3])) == [Stored.FAILED]
+        tier.drop([key_of(9)])
+    assert tier.store(batch([2, 3])) == [Stored.STORED] * 2
+    tier.check_invariants()
+    tier.close()
+    again = open_tier(tmp_path)
+    assert load_checked(again, [1, 2, 3]) == HITS * 3
+    again.close()
+
+
+def test_good_blocks_of_a_pack_that_no_row_names_are_kept(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch(range(10)))
+    tier.close()
+    for path in tmp_path.glob("catalog*"):
+        path.unlink()
+    pack = next(tmp_path.glob("*.pack"))
+    data = bytearray(pack.read_bytes())
+    length = len(data) // 10
+    data[3 * length + HEADER_BYTES + 50] ^= 1  # in a payload
+    data[6 * length] ^= 1  # in the magic
+    data[8 * length + 104] ^= 1  # in the number of tokens: the header's length of the record is wrong
+    pack.write_bytes(data[:-1])
+    again = open_tier(tmp_path)
+    bad = {3, 6, 8, 9}
+    expected = [Loaded.MISS if number in bad else Loaded.HIT for number in range(10)]
+    assert load_checked(again, list(range(10))) == expected
+    assert again.usage().counters["adopted"] == 6
+    assert again.usage().counters["damaged"] == 4
+    again.check_invariants()
+    again.close()
+
+
+def test_a_pack_that_cannot_be_read_does_not_keep_the_tier_from_opening(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.store(batch([1]))
+    tier.close()
+    (tmp_path / "00000005.pack").mkdir()
+    (tmp_path / "odd.tmp").mkdir()
+    again = open_tier(tmp_path)
+    assert load_checked(again, [1]) == HITS
+    assert again.store(batch([2])) == [Stored.STORED]
+    again.close()
 
 
 def test_a_lost_or_damaged_catalog_is_rebuilt(tmp_path: Path) -> None:

@@ -9,18 +9,40 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from kvos.tiers.base import BlockKey
 from kvos.tiers.disk.index import Entry
 from kvos.tiers.disk.pack import FORMAT
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "is_damage"]
 
 NAME = "catalog.sqlite"
+LARGEST_NUMBER = 1 << 62
+"""A row beyond it makes no sense; what counts on from below it stays within SQLite's integers."""
+
+_OF_THE_WORLD = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
 _TABLE = """CREATE TABLE IF NOT EXISTS blocks (
     key BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     last_used INTEGER NOT NULL, hits INTEGER NOT NULL) WITHOUT ROWID"""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the catalog itself is broken, or taken away, and not the disk full or busy: then waiting won't help."""
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL) & 0xFF not in _OF_THE_WORLD
+    return isinstance(error, sqlite3.DatabaseError)
 
 
 class Catalog:
@@ -43,6 +65,9 @@ class Catalog:
 
     @staticmethod
     def _prepare(db: sqlite3.Connection) -> None:
+        # One process has the folder, so the log's index can be in its own memory: a file that is mapped there would kill
+        # the process, were it cut short.
+        db.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         for setting in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=8", "journal_size_limit=32768"):
             db.execute(f"PRAGMA {setting}").fetchall()
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -56,17 +81,28 @@ class Catalog:
 
     @staticmethod
     def move_aside(folder: Path) -> None:
-        """Rename a catalog that cannot be read, replacing an earlier one. Raises OSError."""
+        """Rename a catalog that cannot be read, replacing an earlier one; it may have gone. Raises OSError."""
         for suffix in ("-wal", "-shm"):
             (folder / (NAME + suffix)).unlink(missing_ok=True)
-        (folder / NAME).replace(folder / f"{NAME}.damaged")
+        with suppress(FileNotFoundError):
+            (folder / NAME).replace(folder / f"{NAME}.damaged")
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Delete a catalog that is broken, once it is closed; it may have gone. Raises OSError."""
+        for suffix in ("-wal", "-shm", ""):
+            (folder / (NAME + suffix)).unlink(missing_ok=True)
 
     def rows(self) -> tuple[dict[BlockKey, Entry], int]:
         """All rows that make sense, and how many did not."""
         found: dict[BlockKey, Entry] = {}
         nonsense = 0
         for key, *numbers in self._db.execute("SELECT key, pack, offset, length, last_used, hits FROM blocks"):
-            if isinstance(key, bytes) and len(key) == 32 and all(isinstance(n, int) and n >= 0 for n in numbers):
+            if (
+                isinstance(key, bytes)
+                and len(key) == 32
+                and all(isinstance(n, int) and 0 <= n < LARGEST_NUMBER for n in numbers)
+            ):
                 found[BlockKey(key)] = Entry(*numbers)
             else:
                 nonsense += 1

@@ -57,10 +57,13 @@ class Index:
     def used_bytes(self) -> int:
         return self.pack_bytes + self.catalog_bytes
 
-    def tick(self) -> int:
-        """The next tick: later than every use so far."""
-        self.clock += 1
-        return self.clock
+    def ticks(self, n: int) -> range:
+        """One for each block of a batch, later than every use so far.
+
+        The first block gets the last one: a block is of no use without those before it.
+        """
+        self.clock += n
+        return range(self.clock, self.clock - n, -1)
 
     def add_pack(self, number: int, size: int) -> None:
         self.packs[number] = Pack(size)
@@ -98,12 +101,8 @@ class Index:
         return [number for number, pack in self.packs.items() if not pack.keys]
 
     def least_used(self) -> list[BlockKey]:
-        """Least recently used first; of one batch the last first, since a block is of no use without those before."""
-
-        def order(item: tuple[BlockKey, Entry]) -> tuple[int, int, int]:
-            return item[1].last_used, item[1].pack, -item[1].offset
-
-        return [key for key, _ in sorted(self.entries.items(), key=order)]
+        """Least recently used first, and of one batch the last first."""
+        return sorted(self.entries, key=lambda key: self.entries[key].last_used)
 
     def cost(self, keys: Iterable[BlockKey]) -> int:
         """Bytes that these blocks take, without the dead bytes beside them."""

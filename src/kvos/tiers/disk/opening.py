@@ -38,12 +38,10 @@ class Opened:
 
 
 def open_folder(folder: Path, counters: Counter[str]) -> Opened:
-    """Everything in ``folder`` that can be found; deletes unfinished files. Raises OSError, sqlite3.Error.
+    """Everything in ``folder`` that can be found; deletes unfinished and useless files. Raises OSError, sqlite3.Error.
 
     A catalog that cannot be read is moved aside and rebuilt from the packs.
     """
-    for unfinished in folder.glob("*.tmp"):
-        unfinished.unlink()
     try:
         catalog, rows = _read_catalog(folder)
     except sqlite3.DatabaseError as error:
@@ -52,6 +50,8 @@ def open_folder(folder: Path, counters: Counter[str]) -> Opened:
         Catalog.move_aside(folder)
         catalog, rows = _read_catalog(folder)
     opened = Opened(catalog)
+    for unfinished in folder.glob("*.tmp"):
+        _delete(unfinished, unfinished.lstat().st_size, opened)
     try:
         _match(folder, rows, opened, counters)
     except BaseException:
@@ -104,20 +104,37 @@ def _match(folder: Path, rows: dict[BlockKey, Entry], opened: Opened, counters: 
 
 
 def _adopt(number: int, path: Path, size: int, opened: Opened, counters: Counter[str]) -> None:
-    """Take in a pack that no row names if all of it verifies, else delete it; leave other formats alone."""
-    scan = scan_pack(path)
+    """Take in what verifies of a pack that no row names; delete one without, leave other formats alone."""
+    try:
+        scan = scan_pack(path)
+    except OSError as error:
+        log.warning("%s is in no catalog and cannot be read: %s", path, error)
+        counters["load_errors"] += 1
+        opened.leftovers[path] = size
+        return
     if scan.other_format:
         log.warning("%s has another format: ignored", path)
         counters["other_format"] += 1
         opened.leftovers[path] = size
-    elif not scan.whole:
-        log.warning("%s is damaged and in no catalog: deleted", path)
-        counters["damaged"] += 1
+        return
+    lost = scan.damaged if scan.places else max(1, scan.damaged)
+    if lost:
+        log.warning("%s is in no catalog, and %d of its blocks are damaged: dropped", path, lost)
+        counters["damaged"] += lost
+    if not scan.places:
+        _delete(path, size, opened)
+        return
+    counters["adopted"] += len(scan.places)
+    opened.index.add_pack(number, size)
+    ticks = opened.index.ticks(len(scan.places))
+    for tick, (key, offset, length) in zip(ticks, scan.places, strict=True):
+        opened.index.add(key, Entry(number, offset, length, tick))
+        opened.changed.add(key)
+
+
+def _delete(path: Path, size: int, opened: Opened) -> None:
+    try:
         path.unlink()
-    else:
-        counters["adopted"] += len(scan.places)
-        opened.index.add_pack(number, size)
-        tick = opened.index.tick()
-        for key, offset, length in scan.places:
-            opened.index.add(key, Entry(number, offset, length, tick))
-            opened.changed.add(key)
+    except OSError as error:
+        log.warning("%s cannot be deleted: %s", path, error)
+        opened.leftovers[path] = size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +64,14 @@ class Scan:
     """What a pack holds, found without the catalog.
 
     Attributes:
-        places: key, offset and length of each record, in file order.
-        whole: whether every byte of the file belongs to a record that verifies.
-        other_format: whether a record has another format version; then the file is not ours to judge.
+        places: key, offset and length of each record that verifies, in file order.
+        damaged: how many records do not; neighbours whose headers are gone count as one.
+        other_format: whether it begins in another format version and holds nothing of ours; then it is not ours to
+            judge.
     """
 
     places: tuple[tuple[BlockKey, int, int], ...]
-    whole: bool
+    damaged: int
     other_format: bool
 
 
@@ -157,16 +158,14 @@ def pread_all(handle: int, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _lengths(data: memoryview) -> Iterator[tuple[int, int, bool]]:
-    """Offset and length of each record as the headers say, and whether its version is ours. Stops at nonsense."""
-    offset = 0
-    while offset + HEADER_BYTES <= len(data):
-        magic, version, _, _, _, count, length = _FIELDS.unpack_from(data, offset)
-        if magic != MAGIC:
-            return
-        size = HEADER_BYTES + 4 * count + length
-        yield offset, size, version == FORMAT
-        offset += size
+def _verified(data: memoryview, offset: int) -> tuple[Record, int] | None:
+    """The record at ``offset`` and its length; None if none that verifies begins there."""
+    if offset + HEADER_BYTES > len(data):
+        return None
+    *_, count, length = _FIELDS.unpack_from(data, offset)
+    size = HEADER_BYTES + 4 * count + length
+    record = read_record(data[offset : offset + size])
+    return None if record is None else (record, size)
 
 
 def codec_of(path: Path) -> str:
@@ -180,16 +179,29 @@ def codec_of(path: Path) -> str:
 
 
 def scan_pack(path: Path) -> Scan:
-    """Read a whole pack and verify every record. Raises OSError."""
-    data = memoryview(path.read_bytes())
+    """Read a whole pack and verify every record; behind a damaged one it goes on where the next begins. Raises OSError.
+
+    A record begins with the magic. Should a payload hold it by chance, the checksum tells.
+    """
+    data = path.read_bytes()
+    view = memoryview(data)
     places = []
-    end = 0
-    for offset, size, ours in _lengths(data):
-        if not ours:
-            return Scan((), whole=False, other_format=True)
-        record = read_record(data[offset : offset + size])
-        if record is None:
-            break
-        places.append((record.key, offset, size))
-        end = offset + size
-    return Scan(tuple(places), whole=end == len(data) and bool(places), other_format=False)
+    damaged = offset = 0
+    while offset < len(data):
+        found = _verified(view, offset)
+        if found is None:
+            damaged += 1
+            following = data.find(MAGIC, offset + 1)
+            offset = following if following >= 0 else len(data)
+        else:
+            record, size = found
+            places.append((record.key, offset, size))
+            offset += size
+    return Scan(tuple(places), damaged, other_format=not places and _is_other_format(data))
+
+
+def _is_other_format(data: bytes) -> bool:
+    if len(data) < HEADER_BYTES:
+        return False
+    magic, version, *_ = _FIELDS.unpack_from(data)
+    return bool(magic == MAGIC and version != FORMAT)

@@ -11,11 +11,11 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kvos.tiers.base import BlockKey
-from kvos.tiers.disk.catalog import Catalog
+from kvos.tiers.disk.catalog import Catalog, is_damage
 from kvos.tiers.disk.index import BYTES_PER_ROW, Entry, Index
 from kvos.tiers.disk.opening import open_folder
 from kvos.tiers.disk.pack import Record, pack_path, pread_all, read_record, write_pack
@@ -30,6 +30,8 @@ class Shelf:
 
     Attributes:
         index: what is where; read it, change it through the shelf.
+        room: bytes for blocks, leftovers and the catalog. The rest of the capacity is for the copy of a pack that loses
+            its dead bytes, so that no more than the capacity is ever taken.
 
     Raises:
         OSError, sqlite3.Error: the folder cannot be opened. Later such errors are counted and logged instead.
@@ -41,13 +43,16 @@ class Shelf:
         self._folder = folder
         self._capacity = capacity_bytes
         self._pack_bytes = pack_bytes
+        self.room = capacity_bytes - pack_bytes
         self._codec = codec
         self._counters = counters
         opened = open_folder(folder, counters)
         self._catalog, self.index, self._leftovers = opened.catalog, opened.index, opened.leftovers
         self._gone, self._changed, self._next_pack = opened.gone, opened.changed, opened.next_pack
-        self._make_room(0, 0)
+        self._catalog_is_broken = False
         self.flush()
+        self.delete_empty_packs()
+        self._make_room(0, 0)
 
     def close(self) -> None:
         """Tell the catalog everything and let go of it; the shelf is empty from then on."""
@@ -68,7 +73,7 @@ class Shelf:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def write(self, records: dict[BlockKey, bytes], tick: int) -> bool:
+    def write(self, records: dict[BlockKey, bytes], ticks: Mapping[BlockKey, int]) -> bool:
         """Make room, write packs, commit, publish; False if that failed, and then the blocks are not there."""
         size = sum(map(len, records.values()))
         written: dict[int, int] = {}
@@ -82,7 +87,7 @@ class Shelf:
                 write_pack(pack_path(self._folder, number), [record for _, record in part])
                 offset = 0
                 for key, record in part:
-                    entries[key] = Entry(number, offset, len(record), tick)
+                    entries[key] = Entry(number, offset, len(record), ticks[key])
                     offset += len(record)
             self._commit(entries)
         except (OSError, sqlite3.Error) as error:
@@ -139,7 +144,7 @@ class Shelf:
 
     def _make_room(self, size: int, rows: int) -> bool:
         """Evict until ``size`` bytes of packs and ``rows`` rows fit; whether they do."""
-        limit = self._capacity - size - rows * BYTES_PER_ROW
+        limit = self.room - size - rows * BYTES_PER_ROW
         if self.used_bytes > limit:
             self.delete_leftovers()
         if self.used_bytes > limit:
@@ -148,6 +153,7 @@ class Shelf:
 
     def _evict(self, limit: int) -> None:
         """Least recently used blocks go until the others' bytes fit, then packs lose their dead bytes."""
+        ceiling = max(self._capacity, self.used_bytes)
         victims = []
         bytes_left = self.index.live_bytes + self.index.catalog_bytes
         for key in self.index.least_used():
@@ -163,7 +169,18 @@ class Shelf:
             dead, number = max((pack.size - pack.live_bytes, number) for number, pack in self.index.packs.items())
             if not dead:
                 break
-            self._compact(number)
+            # Only packs of a time with more capacity are too large.
+            if self.used_bytes + self.index.packs[number].live_bytes > ceiling:
+                self._evict_pack(number)
+            else:
+                self._compact(number)
+            self.flush()
+            self.delete_empty_packs()
+
+    def _evict_pack(self, number: int) -> None:
+        keys = list(self.index.packs[number].keys)
+        self._counters["evicted"] += len(keys)
+        self.forget(keys)
 
     def _compact(self, number: int) -> None:
         """Move a pack's blocks to a new one without the dead bytes; if that cannot be done, they are evicted."""
@@ -182,12 +199,11 @@ class Shelf:
                 self._publish({target: offset}, entries)
                 self._changed |= entries.keys()
             self._counters["compacted"] += 1
+        except FileNotFoundError:
+            self.drop_damaged(keys, number)
         except OSError as error:
             self.failed("compaction", error)
-            self._counters["evicted"] += len(self.index.packs[number].keys)
-            self.forget(list(self.index.packs[number].keys))
-        self.flush()
-        self.delete_empty_packs()
+            self._evict_pack(number)
 
     def collect(self) -> None:
         """Give back what no block needs: leftover files, empty packs, and dead bytes in packs."""
@@ -220,8 +236,10 @@ class Shelf:
     # --- bookkeeping ----------------------------------------------------------------------------------------------
 
     def touch(self, key: BlockKey, tick: int, hits: int = 0) -> None:
-        """A block was used; the catalog learns of it with the next commit."""
-        entry = self.index.entries[key]
+        """A block was used, if it is still there; the catalog learns of it with the next commit."""
+        entry = self.index.entries.get(key)
+        if entry is None:
+            return
         entry.last_used = tick
         entry.hits += hits
         self._changed.add(key)
@@ -247,20 +265,28 @@ class Shelf:
 
     def _commit(self, new: dict[BlockKey, Entry]) -> None:
         """One transaction with everything that the catalog does not know yet. Raises OSError, sqlite3.Error."""
-        known = {key: self.index.entries[key] for key in self._changed if key in self.index.entries}
-        try:
-            self._catalog.commit(gone=self._gone, changed=(known | new).items())
-        except (sqlite3.OperationalError, sqlite3.ProgrammingError):
-            raise
-        except sqlite3.DatabaseError as error:
-            log.warning("the catalog in %s is damaged (%s): writing it anew", self._folder, error)
-            self._counters["catalogs_rebuilt"] += 1
-            self._catalog.close()
-            Catalog.move_aside(self._folder)
-            self._catalog = Catalog(self._folder)
-            self._catalog.commit(gone=(), changed=(self.index.entries | new).items())
+        if not self._catalog_is_broken:
+            known = {key: self.index.entries[key] for key in self._changed if key in self.index.entries}
+            try:
+                self._catalog.commit(gone=self._gone, changed=(known | new).items())
+            except sqlite3.Error as error:
+                if not is_damage(error):
+                    raise
+                log.warning("the catalog in %s is damaged (%s): writing it anew", self._folder, error)
+                self._counters["catalogs_rebuilt"] += 1
+                self._catalog_is_broken = True
+        if self._catalog_is_broken:
+            self._write_anew(new)
         self._gone.clear()
         self._changed.clear()
+
+    def _write_anew(self, new: dict[BlockKey, Entry]) -> None:
+        """Another catalog in place of a broken one; if that fails, the next commit tries again. As ``_commit``."""
+        self._catalog.close()
+        Catalog.remove(self._folder)
+        self._catalog = Catalog(self._folder)
+        self._catalog.commit(gone=(), changed=(self.index.entries | new).items())
+        self._catalog_is_broken = False
 
     def flush(self) -> None:
         """Tell the catalog what it does not know yet; if that fails, it is told later."""

@@ -15,10 +15,13 @@ from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.tiers.base import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier, TierUsage
 from kvos.tiers.codec import Codec
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
-from kvos.tiers.disk.pack import NAME_BYTES, encode_record
+from kvos.tiers.disk.pack import HEADER_BYTES, NAME_BYTES, encode_record
 from kvos.tiers.disk.shelf import Shelf
 
 __all__ = ["DiskTier"]
+
+PACKS_AT_LEAST = 16
+"""A full tier has so many: as much as one of them takes is kept free."""
 
 
 def _lock_folder(folder: Path) -> filelock.BaseFileLock:
@@ -73,11 +76,21 @@ class DiskTier(Tier):
         self._file_lock = _lock_folder(folder)
         try:
             self._shelf = Shelf(
-                folder, capacity_bytes=capacity_bytes, pack_bytes=pack_bytes, codec=codec.name, counters=self._counters
+                folder,
+                capacity_bytes=capacity_bytes,
+                pack_bytes=self._sensible_pack(pack_bytes),
+                codec=codec.name,
+                counters=self._counters,
             )
         except (OSError, sqlite3.Error) as error:
             self._file_lock.release()
             raise InvalidConfigError(f"the disk cache {folder} cannot be opened: {error}; choose another") from error
+
+    def _sensible_pack(self, wish: int) -> int:
+        """Bytes of a full pack: a small part of the capacity; 0 for one block in each where two are more than that."""
+        most = min(wish, (self._capacity - CATALOG_BYTES) // PACKS_AT_LEAST)
+        two_blocks = 2 * (HEADER_BYTES + 4 * self._block_size + self._bytes_per_block)
+        return most if most >= two_blocks else 0
 
     # --- verbs ----------------------------------------------------------------------------------------------------
 
@@ -101,11 +114,11 @@ class DiskTier(Tier):
             for row, key in enumerate(wanted.keys):
                 if entry := self._shelf.index.entries.get(key):
                     packs.setdefault(entry.pack, []).append(row)
-            tick = self._shelf.index.tick()
+            ticks = self._shelf.index.ticks(len(wanted))
             for pack, rows in packs.items():
                 rows.sort(key=lambda row: self._shelf.index.entries[wanted.keys[row]].offset)
                 self._load_from(pack, rows, wanted, out, results)
-            for key, result in zip(wanted.keys, results, strict=True):
+            for key, result, tick in zip(wanted.keys, results, ticks, strict=True):
                 if result is Loaded.HIT:
                     self._counters["hits"] += 1
                     self._shelf.touch(key, tick, hits=1)
@@ -166,20 +179,20 @@ class DiskTier(Tier):
     # --- storing --------------------------------------------------------------------------------------------------
 
     def _store(self, batch: BlockBatch) -> list[Stored]:
-        tick = self._shelf.index.tick()
+        ticks = self._shelf.index.ticks(len(batch))
         new: dict[BlockKey, int] = {}
         present = set()
         results = [Stored.PRESENT] * len(batch)
         for row, key in enumerate(batch.blocks.keys):
             if key in self._shelf.index.entries:
-                self._shelf.touch(key, tick)
+                self._shelf.touch(key, ticks[row])
                 present.add(key)
             else:
                 new.setdefault(key, row)
         if not new:
             return results
         records = self._encode(batch, new)
-        budget = self._capacity - CATALOG_BYTES - self._shelf.index.cost(present)
+        budget = self._shelf.room - CATALOG_BYTES - self._shelf.index.cost(present)
         refused = set()
         for key, record in list(records.items()):
             budget -= len(record) + BYTES_PER_ROW
@@ -187,7 +200,7 @@ class DiskTier(Tier):
                 budget += len(record) + BYTES_PER_ROW
                 refused.add(key)
                 del records[key]
-        stored = not records or self._shelf.write(records, tick)
+        stored = not records or self._shelf.write(records, {key: ticks[row] for key, row in new.items()})
         outcome = Stored.STORED if stored else Stored.FAILED
         for row, key in enumerate(batch.blocks.keys):
             if key in refused:
