@@ -16,6 +16,7 @@ from kvos.tiers.codecs import LosslessCodec, RawCodec
 from kvos.tiers.disk import DiskTier
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
 from kvos.tiers.disk.pack import HEADER_BYTES
+from kvos.tiers.disk.shelf import PACKS_AT_LEAST
 from kvos.tiers.host import HostTier
 from kvos.tiers.memory import MemoryTier
 
@@ -36,10 +37,11 @@ def room_for(blocks: int, around_each: int = 0) -> int:
 
 
 def _disk(blocks: int, folder: Path, codec: Codec) -> DiskTier:
-    around_each = HEADER_BYTES + 4 * LAYOUT.block_size + BYTES_PER_ROW
+    room = room_for(blocks, HEADER_BYTES + 4 * LAYOUT.block_size + BYTES_PER_ROW)
+    kept_free = room // (PACKS_AT_LEAST - 1)
     return DiskTier(
         folder,
-        capacity_bytes=CATALOG_BYTES + room_for(blocks, around_each),
+        capacity_bytes=CATALOG_BYTES + room + kept_free,
         bytes_per_block=BLOCK_BYTES,
         block_size=LAYOUT.block_size,
         codec=codec,

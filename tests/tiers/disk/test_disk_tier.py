@@ -22,6 +22,11 @@ RECORD = HEADER_BYTES + 4 * 8 + 1000 + BYTES_PER_ROW
 HITS = [Loaded.HIT]
 
 
+def capacity_for(blocks: int) -> int:
+    """Room for so many blocks, and a sixteenth of it all for packs on the move."""
+    return CATALOG_BYTES + blocks * RECORD * 16 // 15 + 1
+
+
 def test_blocks_come_back_in_any_order_and_after_a_restart(tmp_path: Path) -> None:
     numbers = list(range(30))
     tier = open_tier(tmp_path, pack_bytes=7000)
@@ -62,7 +67,7 @@ def test_other_tokens_or_another_parent_are_damage(tmp_path: Path) -> None:
 
 def test_capacity_holds_after_every_store_and_after_a_restart(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    capacity = CATALOG_BYTES + 40 * RECORD
+    capacity = capacity_for(40)
     tier = open_tier(tmp_path, capacity, pack_bytes=9000)
     for start in range(0, 600, 12):
         tier.store(batch(range(start, start + 12)))
@@ -72,7 +77,7 @@ def test_capacity_holds_after_every_store_and_after_a_restart(tmp_path: Path) ->
         assert files <= capacity
     assert tier.usage().counters["evicted"] > 0
     tier.close()
-    smaller = open_tier(tmp_path, CATALOG_BYTES + 15 * RECORD)
+    smaller = open_tier(tmp_path, capacity_for(15))
     smaller.check_invariants()
     assert 10 <= smaller.usage().blocks <= 15
     assert Stored.NO_ROOM in smaller.store(batch(range(1000, 1020)))
@@ -81,7 +86,7 @@ def test_capacity_holds_after_every_store_and_after_a_restart(tmp_path: Path) ->
 
 
 def test_the_block_used_longest_ago_goes_first_and_of_a_batch_the_last(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
+    tier = open_tier(tmp_path, capacity_for(20))
     tier.store(batch(range(10)))
     tier.store(batch(range(10, 20)))
     load_checked(tier, [0, 2, 4])
@@ -90,7 +95,7 @@ def test_the_block_used_longest_ago_goes_first_and_of_a_batch_the_last(tmp_path:
     assert tier.contains([key_of(number) for number in (1, 3, 5, 6, 7, 8, 9)]) == [True, True] + [False] * 5
     tier.check_invariants()
     tier.close()
-    again = open_tier(tmp_path, CATALOG_BYTES + 20 * RECORD)
+    again = open_tier(tmp_path, capacity_for(20))
     assert load_checked(again, [0, 2, 4, *range(10, 25)]) == HITS * 18
     again.close()
 
@@ -100,7 +105,7 @@ def test_packs_lose_their_dead_bytes_and_never_take_more_than_the_capacity(
 ) -> None:
     """Looked at whenever a file or the folder is synced: a copy is there then, beside what it is made from."""
     random = np.random.default_rng(3)
-    capacity = CATALOG_BYTES + 100 * RECORD
+    capacity = capacity_for(100)
     taken = []
     fsync = os.fsync
 
@@ -252,7 +257,7 @@ def test_a_pack_of_another_format_is_left_alone_until_room_is_needed(tmp_path: P
     old[8:12] = struct.pack("<I", FORMAT + 1)
     path = tmp_path / "00000007.pack"
     path.write_bytes(bytes(old))
-    tier = open_tier(tmp_path, CATALOG_BYTES + 3 * RECORD)
+    tier = open_tier(tmp_path, capacity_for(3))
     assert tier.usage().counters["other_format"] == 1
     assert load_checked(tier, [5]) == [Loaded.MISS]
     assert tier.usage().used_bytes == CATALOG_BYTES + len(old)

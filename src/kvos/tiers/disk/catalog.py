@@ -19,6 +19,7 @@ from kvos.tiers.disk.pack import FORMAT
 __all__ = ["Catalog", "is_damage"]
 
 NAME = "catalog.sqlite"
+LOG_SUFFIX = "-wal"
 LARGEST_NUMBER = 1 << 62
 """A row beyond it makes no sense; what counts on from below it stays within SQLite's integers."""
 
@@ -65,8 +66,8 @@ class Catalog:
 
     @staticmethod
     def _prepare(db: sqlite3.Connection) -> None:
-        # One process has the folder, so the log's index can be in its own memory: a file that is mapped there would kill
-        # the process, were it cut short.
+        # One process has the folder, so the log's index can be in its own memory. In a mapped file it would kill the
+        # process, were the file cut short.
         db.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         for setting in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=8", "journal_size_limit=32768"):
             db.execute(f"PRAGMA {setting}").fetchall()
@@ -82,7 +83,7 @@ class Catalog:
     @staticmethod
     def move_aside(folder: Path) -> None:
         """Rename a catalog that cannot be read, replacing an earlier one; it may have gone. Raises OSError."""
-        for suffix in ("-wal", "-shm"):
+        for suffix in (LOG_SUFFIX, "-shm"):
             (folder / (NAME + suffix)).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             (folder / NAME).replace(folder / f"{NAME}.damaged")
@@ -90,7 +91,7 @@ class Catalog:
     @staticmethod
     def remove(folder: Path) -> None:
         """Delete a catalog that is broken, once it is closed; it may have gone. Raises OSError."""
-        for suffix in ("-wal", "-shm", ""):
+        for suffix in (LOG_SUFFIX, "-shm", ""):
             (folder / (NAME + suffix)).unlink(missing_ok=True)
 
     def rows(self) -> tuple[dict[BlockKey, Entry], int]:

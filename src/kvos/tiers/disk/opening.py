@@ -27,6 +27,7 @@ class Opened:
         leftovers: files that hold no block of ours and may be deleted for room, with their sizes in bytes.
         gone, changed: keys that the catalog still has to forget or to learn.
         next_pack: a number that no file has.
+        lost_in: damaged blocks in packs that no row names, by file name.
     """
 
     catalog: Catalog
@@ -35,6 +36,7 @@ class Opened:
     gone: set[BlockKey] = field(default_factory=set)
     changed: set[BlockKey] = field(default_factory=set)
     next_pack: int = 0
+    lost_in: dict[str, int] = field(default_factory=dict)
 
 
 def open_folder(folder: Path, counters: Counter[str]) -> Opened:
@@ -121,6 +123,7 @@ def _adopt(number: int, path: Path, size: int, opened: Opened, counters: Counter
     if lost:
         log.warning("%s is in no catalog, and %d of its blocks are damaged: dropped", path, lost)
         counters["damaged"] += lost
+        opened.lost_in[path.name] = lost
     if not scan.places:
         _delete(path, size, opened)
         return

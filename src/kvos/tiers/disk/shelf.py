@@ -16,13 +16,16 @@ from pathlib import Path
 
 from kvos.tiers.base import BlockKey
 from kvos.tiers.disk.catalog import Catalog, is_damage
-from kvos.tiers.disk.index import BYTES_PER_ROW, Entry, Index
+from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES, Entry, Index
 from kvos.tiers.disk.opening import open_folder
 from kvos.tiers.disk.pack import Record, pack_path, pread_all, read_record, write_pack
 
 __all__ = ["Shelf"]
 
 log = logging.getLogger(__name__)
+
+PACKS_AT_LEAST = 16
+"""A full tier has so many: as much as one of them takes is kept free."""
 
 
 class Shelf:
@@ -32,6 +35,7 @@ class Shelf:
         index: what is where; read it, change it through the shelf.
         room: bytes for blocks, leftovers and the catalog. The rest of the capacity is for the copy of a pack that loses
             its dead bytes, so that no more than the capacity is ever taken.
+        lost_in: damaged blocks that no row named, by the name of their file, as found when this was opened.
 
     Raises:
         OSError, sqlite3.Error: the folder cannot be opened. Later such errors are counted and logged instead.
@@ -42,13 +46,14 @@ class Shelf:
     ) -> None:
         self._folder = folder
         self._capacity = capacity_bytes
-        self._pack_bytes = pack_bytes
-        self.room = capacity_bytes - pack_bytes
+        self._pack_bytes = max(0, min(pack_bytes, (capacity_bytes - CATALOG_BYTES) // PACKS_AT_LEAST))
+        self.room = capacity_bytes - self._pack_bytes
         self._codec = codec
         self._counters = counters
         opened = open_folder(folder, counters)
         self._catalog, self.index, self._leftovers = opened.catalog, opened.index, opened.leftovers
         self._gone, self._changed, self._next_pack = opened.gone, opened.changed, opened.next_pack
+        self.lost_in = opened.lost_in
         self._catalog_is_broken = False
         self.flush()
         self.delete_empty_packs()
@@ -153,7 +158,8 @@ class Shelf:
 
     def _evict(self, limit: int) -> None:
         """Least recently used blocks go until the others' bytes fit, then packs lose their dead bytes."""
-        ceiling = max(self._capacity, self.used_bytes)
+        # What is over its capacity already, since it was opened with a smaller one, may be over it by a copy, too.
+        ceiling = self._capacity if self.used_bytes <= self._capacity else float("inf")
         victims = []
         bytes_left = self.index.live_bytes + self.index.catalog_bytes
         for key in self.index.least_used():
@@ -169,7 +175,7 @@ class Shelf:
             dead, number = max((pack.size - pack.live_bytes, number) for number, pack in self.index.packs.items())
             if not dead:
                 break
-            # Only packs of a time with more capacity are too large.
+            # Only the copy of a pack from a time with more capacity is too large.
             if self.used_bytes + self.index.packs[number].live_bytes > ceiling:
                 self._evict_pack(number)
             else:
@@ -210,7 +216,10 @@ class Shelf:
         self.delete_leftovers()
         self.delete_empty_packs()
         for number in [number for number, pack in self.index.packs.items() if pack.live_bytes < pack.size]:
-            self._compact(number)
+            if self.used_bytes + self.index.packs[number].live_bytes <= self._capacity:
+                self._compact(number)
+                self.flush()
+                self.delete_empty_packs()
 
     def delete_empty_packs(self) -> None:
         """Delete packs that hold no block any more."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvos.tiers.disk.catalog import LOG_SUFFIX
 from kvos.tiers.disk.catalog import NAME as CATALOG_NAME
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
 from kvos.tiers.disk.pack import FORMAT
 
 __all__ = ["FolderSurvey", "survey_folder"]
 
-BUSY_SECONDS = 5.0
-"""A commit is over within milliseconds; a catalog that is locked for longer is said to be unreadable."""
+READS = 50
+PAUSE_S = 0.02
+"""A commit is over within milliseconds; a catalog that changes for longer than these reads is said to be unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def _rows_by_pack(folder: Path) -> tuple[dict[int, _Row], str]:
     if not path.is_file():
         return {}, ""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as db:
+        with tempfile.TemporaryDirectory() as copies, closing(_open_copy(path, Path(copies))) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 return {}, f"its format is {version}; this kvos reads format {FORMAT}"
@@ -108,5 +113,26 @@ def _rows_by_pack(folder: Path) -> tuple[dict[int, _Row], str]:
                 "FROM blocks GROUP BY pack"
             ).fetchall()
         return {int(pack): _Row(*map(int, numbers)) for pack, *numbers in found}, ""
-    except (sqlite3.Error, TypeError, ValueError) as error:
+    except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         return {}, str(error)
+
+
+def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
+    """A copy of the catalog in ``folder``: its user has the file for itself. Raises OSError, sqlite3.Error."""
+    files = (path, path.with_name(path.name + LOG_SUFFIX))
+    content = _read(files)
+    for _ in range(READS):
+        again = _read(files)
+        if again == content:
+            break
+        content = again
+        time.sleep(PAUSE_S)
+    else:
+        raise OSError(f"{path} changes all the time; try again")
+    for file, data in zip(files, content, strict=True):
+        (folder / file.name).write_bytes(data)
+    return sqlite3.connect(folder / path.name)
+
+
+def _read(files: Sequence[Path]) -> list[bytes]:
+    return [file.read_bytes() if file.exists() else b"" for file in files]

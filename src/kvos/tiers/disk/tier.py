@@ -15,13 +15,10 @@ from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.tiers.base import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier, TierUsage
 from kvos.tiers.codec import Codec
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
-from kvos.tiers.disk.pack import HEADER_BYTES, NAME_BYTES, encode_record
+from kvos.tiers.disk.pack import NAME_BYTES, encode_record
 from kvos.tiers.disk.shelf import Shelf
 
 __all__ = ["DiskTier"]
-
-PACKS_AT_LEAST = 16
-"""A full tier has so many: as much as one of them takes is kept free."""
 
 
 def _lock_folder(folder: Path) -> filelock.BaseFileLock:
@@ -76,21 +73,11 @@ class DiskTier(Tier):
         self._file_lock = _lock_folder(folder)
         try:
             self._shelf = Shelf(
-                folder,
-                capacity_bytes=capacity_bytes,
-                pack_bytes=self._sensible_pack(pack_bytes),
-                codec=codec.name,
-                counters=self._counters,
+                folder, capacity_bytes=capacity_bytes, pack_bytes=pack_bytes, codec=codec.name, counters=self._counters
             )
         except (OSError, sqlite3.Error) as error:
             self._file_lock.release()
             raise InvalidConfigError(f"the disk cache {folder} cannot be opened: {error}; choose another") from error
-
-    def _sensible_pack(self, wish: int) -> int:
-        """Bytes of a full pack: a small part of the capacity; 0 for one block in each where two are more than that."""
-        most = min(wish, (self._capacity - CATALOG_BYTES) // PACKS_AT_LEAST)
-        two_blocks = 2 * (HEADER_BYTES + 4 * self._block_size + self._bytes_per_block)
-        return most if most >= two_blocks else 0
 
     # --- verbs ----------------------------------------------------------------------------------------------------
 

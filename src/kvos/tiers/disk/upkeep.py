@@ -78,15 +78,14 @@ class FolderUpkeep:
         """
         counters: Counter[str] = Counter()
         named = _catalog_keys(self._folder)
-        packs = set(self._folder.glob("*.pack"))
         with self._shelf(UNBOUNDED, counters) as shelf:
             found = []
             if counters["catalogs_rebuilt"]:
                 found.append(Damage(CATALOG_NAME, "could not be read; it was written anew from the packs"))
             lost = {key: pack for key, pack in named.items() if key not in shelf.index.entries}
             found += [Damage(_place(pack, key), "its file has lost these bytes") for key, pack in lost.items()]
-            gone = sorted(packs - set(self._folder.glob("*.pack")))
-            found += [Damage(path.name, "was damaged, and no block of it was in use") for path in gone]
+            for name, blocks in shelf.lost_in.items():
+                found.append(Damage(name, f"was in no catalog, and blocks of it were damaged: {blocks}"))
             read = 0
             for pack in sorted(shelf.index.packs):
                 keys = sorted(shelf.index.packs[pack].keys, key=lambda key: shelf.index.entries[key].offset)
