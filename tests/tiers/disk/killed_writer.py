@@ -11,10 +11,10 @@ import itertools
 import json
 import os
 import random
-import select
 import signal
 import struct
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,7 +27,8 @@ from kvos.tiers.disk.index import CATALOG_BYTES
 
 BATCH = 20
 PACK_BYTES = 10_000
-LONGEST_S = 0.04
+MOST_STORES = 4
+FIRST_STORE_S = 0.005
 SAMPLE = 3
 NUMBER = struct.Struct("<q")
 
@@ -42,8 +43,8 @@ def store_for_ever(folder: Path, capacity: int, first: int, acknowledgements: in
         os.write(acknowledgements, NUMBER.pack(start))
 
 
-def killed_child(folder: Path, capacity: int, first: int, delay_s: float) -> list[int]:
-    """Fork a writer, kill it ``delay_s`` after it has opened the tier; the batches that it acknowledged."""
+def killed_child(folder: Path, capacity: int, first: int, rng: random.Random) -> list[int]:
+    """Fork a writer and kill it within one of its first stores; the batches that it acknowledged."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -53,14 +54,20 @@ def killed_child(folder: Path, capacity: int, first: int, delay_s: float) -> lis
             os._exit(1)
     os.close(writing)
     with os.fdopen(reading, "rb") as acknowledgements:
-        opened = acknowledgements.read(NUMBER.size)
-        select.select([], [], [], delay_s)
+        seen = acknowledgements.read(NUMBER.size)
+        opened_at = time.perf_counter()
+        stores = rng.randint(0, MOST_STORES)
+        seen += acknowledgements.read(stores * NUMBER.size)
+        one_store = (time.perf_counter() - opened_at) / stores if stores else FIRST_STORE_S
+        time.sleep(rng.uniform(0, 1.2 * one_store))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        if opened != NUMBER.pack(-1) or status != signal.SIGKILL:
+        if status != signal.SIGKILL:
             raise RuntimeError("the writer ended by itself")
-        whole = acknowledgements.read()
-    return [start for (start,) in NUMBER.iter_unpack(whole[: len(whole) // NUMBER.size * NUMBER.size])]
+        seen += acknowledgements.read()
+    opened, *starts = [start for (start,) in NUMBER.iter_unpack(seen[: len(seen) // NUMBER.size * NUMBER.size])]
+    assert opened == -1
+    return starts
 
 
 def check_accounts(tier: DiskTier, folder: Path, capacity: int) -> None:
@@ -83,7 +90,7 @@ def main(folder: Path, kills: int, capacity: int) -> None:
     acknowledged: list[int] = []
     counters = dict.fromkeys(("adopted", "damaged", "unfinished", "evicted"), 0)
     for attempt in range(kills):
-        new = killed_child(folder, capacity, attempt * 100_000, rng.uniform(0, LONGEST_S))
+        new = killed_child(folder, capacity, attempt * 100_000, rng)
         counters["unfinished"] += len(list(folder.glob("*.tmp")))
         tier = open_tier(folder, capacity, pack_bytes=PACK_BYTES)
         check_accounts(tier, folder, capacity)
