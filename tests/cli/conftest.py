@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import kvos
+from cli.talking import talk_on
 from kvos.cli import app
-from kvos.cli.chat.lines import PipedLines
-from kvos.cli.chat.loop import ChatLoop
 from kvos.runtime import Runtime
-from kvos.serving import SamplingParams
 from kvos.testing.models import toy_model, toy_tokenizer
 
 Kvos = Callable[..., Result]
@@ -43,15 +40,21 @@ def runtime(home: Path) -> Iterator[Runtime]:
 @pytest.fixture
 def talk(runtime: Runtime) -> Talk:
     """``talk(["Hello", "/blocks"])``: what a chat with these lines prints."""
+    return partial(talk_on, runtime)
 
-    def say(
-        lines: Iterable[str], *, max_tokens: int = 4, system: str | None = "Be brief.", load: str | None = None
-    ) -> str:
-        out = io.StringIO()
-        console = Console(file=out, width=100, highlight=False, force_terminal=False)
-        sampling = SamplingParams(max_tokens=max_tokens)
-        ChatLoop(runtime, console, PipedLines(console, lines), sampling=sampling, system=system, load=load).run()
-        runtime.check_invariants()
-        return out.getvalue()
 
-    return say
+@pytest.fixture
+def open_kept(home: Path) -> Iterator[Callable[[], Runtime]]:
+    """Opens a runtime with a disk tier; the one before it is closed, as if its process had ended."""
+    opened: list[Runtime] = []
+
+    def open_one() -> Runtime:
+        for runtime in opened:
+            runtime.close()
+        settings = {"block_size": 8, "kernels": "generic", "cache_bytes": 4 << 20, "disk_cache_bytes": 64 << 20}
+        opened.append(kvos.open(toy_model(), tokenizer=toy_tokenizer(), **settings))
+        return opened[-1]
+
+    yield open_one
+    for runtime in opened:
+        runtime.close()

@@ -155,6 +155,8 @@ def test_help_lists_every_command(talk):
         "sessions",
         "save",
         "load",
+        "hibernate",
+        "resume",
         "undo",
         "blocks",
         "stats",

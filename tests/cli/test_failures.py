@@ -73,13 +73,17 @@ def test_a_reader_that_has_gone_is_no_news(home):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("sessions", "show", "nothing"), 2, "no session is saved as 'nothing'"),
+        (("sessions", "show", "nothing"), 2, "no saved or hibernated session is called 'nothing'"),
+        (("sessions", "drop", "nothing", "--kind", "saved"), 2, "no saved session is called 'nothing'"),
+        (("sessions", "load", "/nowhere.kvos"), 2, "does not exist"),
+        (("cache", "verify", "gpt-5"), 2, "no folder of the disk cache and no model in it is called 'gpt-5'"),
         (("model", "verify"), 2, "is not on this machine"),
         (("model", "remove", "gpt-5"), 2, "the catalogue has no model 'gpt-5'"),
         (("model", "fetch", "--from", "/nowhere.whl"), 3, "/nowhere.whl"),
         (("chat", "--model", "/nowhere"), 2, "/nowhere"),
         (("chat", "--block-size", "17"), 2, "block_size is 17"),
         (("chat", "--system", "a", "--load", "b"), 2, "leave out --system"),
+        (("chat", "--resume", "a", "--load", "b"), 2, "give either --load or --resume"),
         (("chat", "--temperature", "-1"), 2, "temperature is -1.0; it must be 0 or more"),
         (("stats", "--json", "--watch"), 2, "leave out --watch"),
         (("verify", "--json", "/nowhere/figures.json"), 2, "there is no folder /nowhere"),

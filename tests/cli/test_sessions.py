@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from kvos.cli.saved import summary_of
+from kvos.cli.saved import Kept, SessionPlace, summary_of
 from kvos.errors import SessionFileDamagedError
 
 
@@ -22,9 +22,10 @@ def saved(talk, runtime, home):
 def test_list_says_what_there_is(call, saved):
     report = saved.report()
     header, row = call("sessions", "list").stdout.splitlines()
-    assert header.split() == ["NAME", "MODEL", "DTYPE", "MESSAGES", "TOKENS", "COMPUTED", "SIZE", "SAVED"]
+    assert header.split() == ["NAME", "KIND", "MODEL", "DTYPE", "MESSAGES", "TOKENS", "COMPUTED", "SIZE", "KEPT"]
     assert row.startswith("my talk")
-    dtype, messages, tokens, computed = row.split()[3:7]
+    kind, _, dtype, messages, tokens, computed = row.split()[2:8]
+    assert kind == "saved"
     assert (dtype, messages) == ("fp32", str(report.messages))
     assert (tokens, computed) == (str(report.tokens), str(report.tokens - report.pending))
 
@@ -55,10 +56,10 @@ def test_show_takes_a_file_too(call, talk, tmp_path):
     assert "Hello" in call("sessions", "show", str(tmp_path / "x.kvos"), "--full").stdout
 
 
-def test_remove_forgets_it(call, saved):
-    assert "my talk is removed" in call("sessions", "remove", "my talk").stdout
+def test_drop_forgets_it(call, saved):
+    assert "my talk is gone" in call("sessions", "drop", "my talk").stdout
     assert call("sessions", "show", "my talk").exit_code == 2
-    assert call("sessions", "remove", "my talk").exit_code == 2
+    assert call("sessions", "drop", "my talk").exit_code == 2
 
 
 def test_another_tenants_sessions_are_not_there(call, saved):
@@ -144,7 +145,7 @@ def test_a_description_with_a_field_of_another_type_is_damage(saved, home, key, 
         header["manifest"] = json.dumps(json.loads(header["manifest"]) | {key: value})
     with_header(path, json.dumps(header))
     with pytest.raises(SessionFileDamagedError, match="talk"):
-        summary_of(path)
+        summary_of(SessionPlace(path, Kept.SAVED))
 
 
 def test_a_changed_header_is_refused(saved, home):
@@ -154,12 +155,12 @@ def test_a_changed_header_is_refused(saved, home):
     assert wrong != data
     path.write_bytes(wrong)
     with pytest.raises(SessionFileDamagedError, match="is not what kvos wrote"):
-        summary_of(path)
+        summary_of(SessionPlace(path, Kept.SAVED))
 
 
 def test_the_summary_is_the_manifest(saved, home):
     [path] = (home / "sessions").glob("*/*.kvos")
-    found = summary_of(path)
+    found = summary_of(SessionPlace(path, Kept.SAVED))
     assert found.name == "my talk"
     assert (found.tokens, found.size) == (saved.report().tokens, path.stat().st_size)
     assert [message.text for message in found.messages] == [message["content"] for message in saved.messages]

@@ -135,6 +135,8 @@ def kv_obstacle(core: EngineCore, saved: SavedSession, numeric_class: str, ident
     """Why the saved KV is not used here; None if it is."""
     if saved.kv_problem is not None:
         return saved.kv_problem
+    if saved.manifest.num_computed == 0:
+        return None
     if saved.model != identity:
         return "saved with the same weights under another config, or by another version of Transformers"
     if saved.numeric_class != numeric_class:

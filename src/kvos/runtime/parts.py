@@ -87,7 +87,7 @@ class RuntimeParts:
     def hibernated(self, tenant: str) -> SessionStore:
         """Where a tenant's sessions are described while their blocks are in lower tiers. Any thread."""
         folder = self._sessions_folder.with_name("hibernated")
-        return FileSessionStore(folder / tenant_folder_name(check_name("tenant", tenant)))
+        return FileSessionStore(folder / tenant_folder_name(check_name("tenant", tenant)), "hibernated")
 
     def store(self, tenant: str) -> SessionStore:
         """Where a tenant's sessions are saved by name. Any thread."""

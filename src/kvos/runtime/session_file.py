@@ -134,10 +134,14 @@ def _parse(path: Path, header: dict[str, Any], tensors: dict[str, torch.Tensor])
 
 
 class FileSessionStore:
-    """Sessions as files in one folder, mode 0700; names become file names. Any thread."""
+    """Sessions as files in one folder, mode 0700; names become file names. Any thread.
 
-    def __init__(self, folder: Path) -> None:
+    ``kept`` says in errors how they are kept.
+    """
+
+    def __init__(self, folder: Path, kept: str = "saved") -> None:
         self._folder = folder
+        self._kept = kept
 
     def put(self, name: str, session: SavedSession) -> None:
         path = self._path(name)
@@ -148,7 +152,7 @@ class FileSessionStore:
         path = self._path(name)
         if not path.is_file():
             known = ", ".join(self.names()) or "none"
-            raise SessionNotFoundError(f"no session is saved as {name!r}; saved are: {known}")
+            raise SessionNotFoundError(f"no session is {self._kept} as {name!r}; {self._kept} are: {known}")
         return read_session(path)
 
     def names(self) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ class FileSessionStore:
     def delete(self, name: str) -> None:
         path = self._path(name)
         if not path.is_file():
-            raise SessionNotFoundError(f"no session is saved as {name!r}")
+            raise SessionNotFoundError(f"no session is {self._kept} as {name!r}")
         path.unlink()
         _sync_folder(self._folder)
 

@@ -184,6 +184,7 @@ class EngineCore:
         try:
             for name in names:
                 child = parent.fork(self.sessions.free_name(name, stem=f"{parent.id}.fork"))
+                child.is_named = name is not None
                 self.sessions.add(child)
                 children.append(child)
                 self._last_logits.inherit(parent.sequence, child.sequence)

@@ -25,7 +25,9 @@ class ChatLoop:
     Args:
         read_line: takes a prompt and gives a line, None at the end; may raise KeyboardInterrupt.
         system: the system message of new sessions.
+        name: of the new session.
         load: go on with this saved session (a name or a file) instead of a new one.
+        resume: go on with this hibernated session instead of a new one.
 
     Raises:
         KvosError: the first session cannot be opened.
@@ -39,14 +41,21 @@ class ChatLoop:
         *,
         sampling: SamplingParams | None = None,
         system: str | None = None,
+        name: str = "main",
         load: str | None = None,
+        resume: str | None = None,
     ) -> None:
         self._read_line = read_line
-        messages = None if system is None else {"role": "system", "content": system}
-        session = runtime.session("main", messages=messages) if load is None else None
-        if session is None:
-            session = runtime.load(file_or_name(str(load)))
+        if resume is not None:
+            session = runtime.resume(resume)
+        elif load is not None:
+            session = runtime.load(file_or_name(load))
+        else:
+            messages = None if system is None else {"role": "system", "content": system}
+            session = runtime.session(name, messages=messages)
         self._chat = Chat(runtime, console, session, sampling or SamplingParams(), system)
+        if resume is not None:
+            self._chat.own.add(resume)
 
     def run(self) -> None:
         """Talk until the person leaves or the lines end."""

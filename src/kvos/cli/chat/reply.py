@@ -79,8 +79,10 @@ def _show(console: Console, bar: PrefillBar, reply: ReplyStream) -> None:
 def usage_line(usage: Usage, reason: FinishReason) -> str:
     """What the cache saved and how fast it went, in one line."""
     parts = [f"reused {usage.reused_tokens}, computed {usage.computed_tokens} of {usage.prompt_tokens} tokens"]
-    if usage.shared_tokens:
-        parts[0] += f" ({usage.shared_tokens} from blocks that another session computed)"
+    whence = [f"{usage.shared_tokens} from blocks that another session computed"] * bool(usage.shared_tokens)
+    whence += [f"{usage.restored_tokens} from below the device"] * bool(usage.restored_tokens)
+    if whence:
+        parts[0] += f" ({', '.join(whence)})"
     if usage.why_computed not in EXPECTED:
         parts.append(usage.why_computed.value)
     if usage.generated_tokens:

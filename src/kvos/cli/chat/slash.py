@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +105,9 @@ def _sessions(chat: Chat, _: str) -> None:
         texts = (Text(report.name, "green" if here else ""), Text(report.parent or "", "dim"))
         table.add_row("*" if here else "", *texts, *map(str, numbers))
     chat.console.print(table)
-    saved = chat.runtime.saved_sessions()
-    if saved:
-        chat.note(f"saved: {', '.join(saved)}")
+    for how, names in (("saved", chat.runtime.saved_sessions()), ("hibernated", chat.runtime.hibernated_sessions())):
+        if names:
+            chat.note(f"{how}: {', '.join(names)}")
 
 
 def _save(chat: Chat, name: str) -> None:
@@ -126,6 +127,38 @@ def _load(chat: Chat, name: str) -> None:
     ready = report.tokens - report.pending
     size = f"{counted(report.messages, 'message')}, {counted(report.tokens, 'token')}"
     chat.note(f"{report.name}: {size}, {ready} of them ready to be reused.")
+    _recall(chat)
+
+
+def _hibernate(chat: Chat, name: str) -> None:
+    wish = name or chat.session.name
+    if wish in chat.runtime.hibernated_sessions() and wish not in chat.own:
+        raise InvalidInputError(
+            f"another session is hibernated as {wish!r}: /hibernate NAME keeps this one under another name, and "
+            f"`kvos sessions drop {wish}` forgets that one"
+        )
+    renamed = chat.session if wish == chat.session.name else chat.session.fork(1, names=[wish])[0]
+    try:
+        summary = renamed.hibernate()
+    except BaseException:
+        if renamed is not chat.session:
+            renamed.close()
+        raise
+    if renamed is not chat.session:
+        chat.session.close()  # it goes on under its new name
+    chat.session = renamed
+    chat.own.add(wish)
+    below = f"{summary.safe} of its {counted(summary.wanted, 'full block')} are safe below the device"
+    back = f"It comes back with your next message, or with `kvos chat --resume {shlex.quote(wish)}` in any process."
+    chat.note(f"{wish} is hibernated, {below}. {back}")
+
+
+def _resume(chat: Chat, name: str) -> None:
+    chat.session = chat.runtime.resume(name)
+    chat.own.add(name)
+    report = chat.session.report()
+    size = f"{counted(report.messages, 'message')}, {counted(report.tokens, 'token')}"
+    chat.note(f"{report.name}: {size}; keys and values come back with your next message.")
     _recall(chat)
 
 
@@ -183,12 +216,16 @@ SLASH_COMMANDS = (
     SlashCommand("new", "[NAME]", "begin another session, with the same system message", _new),
     SlashCommand("switch", "NAME", "talk to another open session", _switch),
     SlashCommand("close", "NAME", "end another session and give its blocks back", _close),
-    SlashCommand("sessions", "", "open sessions, and the names of saved ones", _sessions),
+    SlashCommand("sessions", "", "open sessions, and the names of saved and hibernated ones", _sessions),
     SlashCommand("save", "NAME", "keep this session on disk (a NAME with / or .kvos in it is a file)", _save),
     SlashCommand("load", "NAME", "go on with a saved session", _load),
+    SlashCommand(
+        "hibernate", "[NAME]", "leave the device for the disk cache; come back any time, also after quit", _hibernate
+    ),
+    SlashCommand("resume", "NAME", "go on with a hibernated session", _resume),
     SlashCommand("undo", "", "forget your last message and what followed", _undo),
     SlashCommand("blocks", "[N]", "which session holds which blocks; or what is in block N, and whose it is", _blocks),
-    SlashCommand("stats", "", "tokens reused and computed, blocks by status", _stats),
+    SlashCommand("stats", "", "tokens reused and computed, blocks by status, tiers and their speeds", _stats),
     SlashCommand("help", "", "this list", _help),
     SlashCommand("quit", "", "leave", _quit),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from rich.console import Console
@@ -20,6 +20,7 @@ class Chat:
     Attributes:
         system: the system message that new sessions begin with; None leaves it to the model's template.
         over: the person wants to leave.
+        own: names under which this chat hibernated or resumed a session, and may replace it.
     """
 
     runtime: Runtime
@@ -28,6 +29,7 @@ class Chat:
     sampling: SamplingParams
     system: str | None = None
     over: bool = False
+    own: set[str] = field(default_factory=set)
 
     def note(self, text: str) -> None:
         """A dim remark; not part of the conversation."""
