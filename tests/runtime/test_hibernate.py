@@ -156,6 +156,28 @@ def test_a_prewarm_waits_for_its_time_and_is_in_nobodys_way(open_runtime: Any) -
         session.prewarm()
 
 
+def test_a_session_that_has_left_is_saved_with_its_keys_and_values(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("long")
+    told(session)
+    summary = session.hibernate()
+    empty(runtime)
+    session.save("file")
+    runtime.close()
+    later = open_runtime(disk_cache_bytes=0)
+    usage = goes_on(later.load("file")).usage
+    assert usage.computed_tokens < usage.prompt_tokens - summary.safe * BLOCK + BLOCK
+
+
+def test_closing_a_runtime_ends_what_waits_for_a_prewarm(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    session = runtime.session("long")
+    told(session)
+    over = runtime.inspect(lambda core: core.moves.prewarm(core.sessions.get("long"), 60.0))
+    runtime.close()
+    assert over.done()
+
+
 def test_another_tenant_and_another_model_find_nothing(open_runtime: Any) -> None:
     runtime = open_runtime()
     session = runtime.session("named")

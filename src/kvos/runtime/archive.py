@@ -26,6 +26,8 @@ def export_session(core: EngineCore, session: CacheSession, parts: RuntimeParts,
     """
     session.check_idle()
     sequence, declared = session.sequence, session.limits.declared
+    if session.is_swapped_out:
+        sequence.adopt_prefix()
     slots = sequence.slots()
     layers = [core.manager.pool.read(layer, slots) for layer in range(core.manager.pool.layout.num_layers)]
     manifest = SessionManifest(

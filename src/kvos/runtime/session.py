@@ -277,12 +277,18 @@ class Session:
     def save(self, target: str | Path) -> None:
         """Save under a name in ``KVOS_HOME``, or to a file if ``target`` is a ``Path``. Atomic, and safe on disk.
 
+        A session that has left the device is brought back first, as far as its blocks are still somewhere.
+
         Raises:
             InvalidInputError: a name that cannot be a file's.
             OSError: the disk's; what was saved before is still there.
             SessionBusyError, SessionClosedError
         """
         identity = self._parts.identity()
+        if self._inner.is_swapped_out:
+            over = self._call(lambda core: core.moves.prewarm(self._inner, 0.0))
+            if over is not None:  # it has a deadline of its own, and closing the runtime ends it, too
+                over.result()
         saved = self._call(lambda core: export_session(core, self._inner, self._parts, identity))
         if isinstance(target, Path):
             write_session(target, saved)

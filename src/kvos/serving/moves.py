@@ -108,21 +108,25 @@ class BlockMoves:
             raise EngineContractError("there is no tier to store blocks in")
         return self.residency.keep(session.sequence.published())
 
-    def prewarm(self, session: CacheSession, after_s: float) -> None:
-        """Bring a session's blocks back ahead of need; without a tier there is nothing to bring.
+    def prewarm(self, session: CacheSession, after_s: float) -> Future[None] | None:
+        """Bring a session's blocks back ahead of need; None without a tier: there is nothing to bring.
 
         Raises:
             SessionClosedError: see ``CacheSession``.
         """
         if session.state is SessionState.CLOSED:
             session.check_idle()
-        if self.prewarms is not None:
-            self.prewarms.add(session, after_s)
+        return None if self.prewarms is None else self.prewarms.add(session, after_s)
 
     def forget(self, session: CacheSession) -> None:
         """The session is about to be closed. Idempotent."""
         if self.prewarms is not None:
             self.prewarms.forget(session)
+
+    def stop(self) -> None:
+        """End what goes on ahead of need; who waits for it hears so. Idempotent."""
+        if self.prewarms is not None:
+            self.prewarms.end_all()
 
     def hibernate(self, session: CacheSession) -> Future[StoreSummary] | None:
         """Store all that an idle session has published; None if there is no tier for it.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from kvos.errors import KvosError
 from kvos.residency import Residency, Restore, RestoreEnd
@@ -30,6 +31,7 @@ class _Prewarm:
     due: float
     fork: SequenceCache | None = None
     restore: Restore | None = None
+    over: Future[None] = field(default_factory=Future)
 
 
 class Prewarms:
@@ -47,14 +49,25 @@ class Prewarms:
         self._clock = clock
         self._coming: list[_Prewarm] = []
 
-    def add(self, session: CacheSession, after_s: float) -> None:
-        """Bring the session's blocks back in ``after_s`` seconds; a second call replaces the first."""
+    def add(self, session: CacheSession, after_s: float) -> Future[None]:
+        """Bring the session's blocks back in ``after_s`` seconds; a second call replaces the first.
+
+        Returns:
+            Done when it is over, whatever came back.
+        """
         self.forget(session)
-        self._coming.append(_Prewarm(session, self._clock() + after_s))
+        prewarm = _Prewarm(session, self._clock() + after_s)
+        self._coming.append(prewarm)
+        return prewarm.over
 
     def forget(self, session: CacheSession) -> None:
         """Idempotent."""
         for prewarm in [prewarm for prewarm in self._coming if prewarm.session is session]:
+            self._end(prewarm)
+
+    def end_all(self) -> None:
+        """Give up whatever has not come back. Idempotent."""
+        for prewarm in tuple(self._coming):
             self._end(prewarm)
 
     def seconds_to_next(self) -> float | None:
@@ -116,3 +129,5 @@ class Prewarms:
             prewarm.restore.finish(RestoreEnd.CANCELLED)
         if prewarm.fork is not None:
             prewarm.fork.release()
+        if prewarm.over.set_running_or_notify_cancel():
+            prewarm.over.set_result(None)

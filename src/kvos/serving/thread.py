@@ -129,6 +129,7 @@ class EngineThread:
         with self._gate:
             self._stopping = True
         self._core.fail_all(error)
+        self._core.moves.stop()
         with contextlib.suppress(queue.Empty):
             while True:
                 command = self._commands.get_nowait()
