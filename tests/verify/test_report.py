@@ -22,8 +22,22 @@ GOOD = VerifyReport(
     floor_pairs=60,
     floor_sequences=4,
     limit=8e-5,
-    operations={"Fork": 21, "Truncate": 34},
-    counters={"tokens_shared": 777, "blocks_copied": 42},
+    operations={
+        "Fork": 21,
+        "Truncate": 34,
+        "Hibernate": 11,
+        "Restart": 6,
+        "restarts with another block size": 4,
+        "tokens restored after a restart": 96,
+    },
+    counters={
+        "tokens_shared": 777,
+        "blocks_copied": 42,
+        "tokens_from_host": 320,
+        "tokens_from_disk": 480,
+        "compactions": 9,
+        "sessions_left": 7,
+    },
     seconds=61.7,
 )
 MISMATCH = Mismatch(
@@ -38,7 +52,7 @@ MISMATCH = Mismatch(
 
 def text_of(report: VerifyReport) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(render_report(report))
+    Console(file=out, width=300).print(render_report(report))
     return out.getvalue()
 
 
@@ -51,15 +65,30 @@ def test_a_good_report_gives_the_figures() -> None:
         "4e-05 logits over 60 pairs of runs without cache, of 4 sequences",
         "8e-05 logits, 2 floors",
         "310 compared, 12 skipped",
-        "Fork 21, Truncate 34",
+        "Fork 21, Hibernate 11, Restart 6, Truncate 34",
         "tokens shared 777",
         "blocks copied 42",
+        "tokens restored from host memory 320, tokens restored from disk 480, tables compacted 9",
+        "sessions hibernated 11, sessions that left for want of room 7, restarts 6, of them with another block size 4",
+        "tokens restored after a restart 96",
         "Every hit equalled a recompute in 20 rounds.",
     ):
         assert part in text
     assert GOOD.ok
     assert GOOD.exit_code == 0
     assert GOOD.replay is None
+
+
+def test_a_default_run_complains_about_what_it_never_did() -> None:
+    counters = {name: count for name, count in GOOD.counters.items() if name != "tokens_from_disk"}
+    report = replace(GOOD, counters=counters, operations={**GOOD.operations, "Restart": 0})
+    assert report.not_exercised == ("tokens restored from disk", "restarts")
+    assert "says nothing about what never happened in these rounds: tokens restored from disk, restarts." in text_of(
+        report
+    )
+    assert replace(report, rounds_done=19).not_exercised == ()
+    assert GOOD.not_exercised == ()
+    assert "never happened" not in text_of(GOOD)
 
 
 def test_in_float64_the_limit_is_a_share_of_the_largest_logit() -> None:
@@ -101,5 +130,6 @@ def test_the_data_survive_json() -> None:
     assert data["ok"] is False
     assert data["tally"]["largest_difference"] == 2.5e-5
     assert data["mismatch"]["history"] == list(MISMATCH.history)
-    assert data["counters"] == {"tokens_shared": 777, "blocks_copied": 42}
+    assert data["counters"] == GOOD.counters
+    assert data["not_exercised"] == []
     assert data["replay"].endswith("--rounds 1")

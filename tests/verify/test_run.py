@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvos.config import KvosConfig
 from kvos.errors import InvalidInputError
 from kvos.testing import toy_model, toy_tokenizer
-from kvos.verify import VerifyReport, run_verify
+from kvos.verify import DEFAULT_ROUNDS, VerifyReport, run_verify
 
 Verify = Callable[..., VerifyReport]
 Rounds = Callable[[int, int], int]
@@ -56,7 +57,8 @@ def test_histories_exercise_what_they_are_for(clean: VerifyReport) -> None:
         assert clean.counters[counter] > 0, counter
     for operation in ("Truncate", "Save", "Load", "Migrate", "SideBySide", "Generate", "ChatTurn"):
         assert clean.operations[operation] > 0, operation
-    assert clean.operations["out of blocks"] > 0
+    assert clean.not_exercised == ()
+    assert min(clean.exercised.values()) > 0
     assert clean.operations["tokens taken from files"] > 0
 
 
@@ -68,6 +70,42 @@ def test_a_working_dtype_is_judged_by_its_noise(verify_toy: Verify, dtype: torch
     assert report.floor_pairs >= 8 * report.floor_sequences
     assert report.limit == 2 * report.floor
     assert report.tally.largest_difference <= report.limit
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_default_run_exercises_all_that_is_below_the_device(verify_toy: Verify, seed: int) -> None:
+    report = verify_toy(seed=seed)
+    assert report.ok, report.mismatch
+    assert report.rounds_done == DEFAULT_ROUNDS
+    assert report.not_exercised == ()
+    # Nothing is damaged, late or without room here.
+    for counter in ("restores_failed", "restores_late", "restores_not_worth_it", "stores_failed", "stores_skipped"):
+        assert report.counters[counter] == 0, counter
+    assert report.counters["tokens_restored"] >= report.operations["tokens restored after a restart"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bit_by_bit_it_does_not_matter_what_was_hibernated_restarted_or_moved(
+    verify_toy: Verify, dtype: torch.dtype
+) -> None:
+    report = verify_toy(rounds=5, dtype=dtype, bitwise=True)
+    assert report.ok, report.mismatch
+    assert report.tally.largest_difference == 0
+    assert report.operations["Hibernate"] >= 2
+    assert report.operations["Restart"] >= 2
+    assert report.counters["tokens_restored"] > 0
+
+
+def test_behind_other_tokens_they_come_back_from_tiers_too(verify_toy: Verify) -> None:
+    report = verify_toy(rounds=5, behind=200)
+    assert report.ok, report.mismatch
+    assert report.counters["tokens_restored"] > 200
+
+
+def test_nothing_is_left_in_the_home_of_the_user(verify_toy: Verify, tmp_path: Path) -> None:
+    report = verify_toy(rounds=5, config=KvosConfig.from_env(home=tmp_path))
+    assert report.operations["Restart"] >= 2
+    assert {path.name for path in tmp_path.iterdir()} <= {"kernels"}
 
 
 def test_ctrl_c_leaves_a_report_of_what_was_verified(verify_toy: Verify) -> None:

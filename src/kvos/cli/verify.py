@@ -16,8 +16,9 @@ VERIFY_HELP = help_text(
     """
     Is every cache hit equal to a recompute?
 
-    Runs random histories (append, fork, truncate, share, save and load) and compares the logits with a run of the
-    same token ids without any cache. In fp64 they must agree to 1e-6; in a working dtype within the noise that the
+    Runs random histories (append, fork, truncate, share, save and load; hibernate, and come back from host memory and
+    disk; restart, with another block size too; compaction) and compares the logits with a run of the same token ids
+    without any cache. In fp64 they must agree to 1e-6; in a working dtype within the noise that the
     model itself shows without a cache, which is measured first.
     """,
     ("kvos verify", "a quick look, in the dtype that kvos would choose"),

@@ -308,6 +308,11 @@ class Residency:
 
     # -- reading and end -----------------------------------------------------------------------------------------
 
+    @property
+    def unfinished_stores(self) -> int:
+        """Calls of ``keep`` whose blocks are not all below yet."""
+        return len(self._unfinished)
+
     def patience_s(self, restores: Sequence[Restore]) -> float:
         """Seconds until the first of these restores has to be looked at; 0 if one has news."""
         if any(restore.has_news for restore in restores):

@@ -324,11 +324,12 @@ class SequenceCache:
         return plan
 
     def _take_blocks(self, needed: int, reservation: Reservation | None) -> None:
+        copies_tail = self._must_copy_tail()  # asked before: to make room, whoever shares the tail may leave
         if reservation is None:
             blocks = self._manager.allocate(needed, self.owner)
         else:
             blocks = self._manager.claim(reservation, needed)
-        if self._must_copy_tail():
+        if copies_tail:
             try:
                 self._copy_tail(int(blocks[0]))
             except BaseException:  # no memory for the copy: nobody holds the new blocks

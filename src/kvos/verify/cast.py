@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 from kvos.runtime import Runtime, Session
 
-__all__ = ["MAX_SESSIONS", "Cast", "Live", "WrongTokensError"]
+__all__ = ["MAX_SESSIONS", "Cast", "Live", "LostBlocksError", "WrongTokensError"]
 
 MAX_SESSIONS = 7
+MAX_ASLEEP = 5
+"""Descriptions of hibernated sessions that are kept for the next restart."""
 
 
 class WrongTokensError(Exception):
     """A session's tokens are not what it was given."""
+
+
+class LostBlocksError(Exception):
+    """Blocks that a lower tier took are not there any more, or not as they were."""
 
 
 @dataclass(slots=True)
@@ -30,12 +36,21 @@ class Live:
     is_chat: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Asleep:
+    """A session as it was when it was hibernated last."""
+
+    ids: tuple[int, ...]
+    is_chat: bool
+
+
 class Cast:
-    """Open sessions of one runtime, in the order in which they were opened."""
+    """Open sessions of one runtime, in the order in which they were opened, and those that a restart would bring."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._live: list[Live] = []
+        self._asleep: dict[str, _Asleep] = {}
         self._names = 0
 
     def new_name(self) -> str:
@@ -83,9 +98,48 @@ class Cast:
         if self._live:
             self.close(max(self._live, key=lambda live: len(live.ids)))
 
+    def hibernate(self, live: Live) -> int:
+        """Have a session leave the device; returns how many full blocks it had there.
+
+        Raises:
+            LostBlocksError: not all of them are safe.
+        """
+        summary = live.session.hibernate()
+        name = live.session.name
+        self._asleep.pop(name, None)
+        self._asleep[name] = _Asleep(tuple(live.ids), live.is_chat)
+        if len(self._asleep) > MAX_ASLEEP:
+            oldest = next(iter(self._asleep))
+            self._runtime.forget_hibernated(oldest)
+            del self._asleep[oldest]
+        if summary.safe != summary.wanted:
+            raise LostBlocksError(f"of {summary.wanted} blocks of {name}, {summary.safe} are on disk")
+        return summary.wanted
+
+    def move_to(self, runtime: Runtime) -> list[Live]:
+        """Whoever was open has ended with the runtime before; resume what was hibernated, as it was then."""
+        self._runtime = runtime
+        self._live.clear()
+        found = set(runtime.hibernated_sessions())
+        if found != set(self._asleep):
+            raise WrongTokensError(f"{sorted(found)} can be resumed, {sorted(self._asleep)} were hibernated")
+        for name, asleep in self._asleep.items():
+            self.enter(runtime.resume(name), asleep.ids, is_chat=asleep.is_chat)
+            runtime.forget_hibernated(name)
+        self._asleep.clear()
+        return self.all()
+
     def check(self) -> None:
-        """Raises WrongTokensError, or the AssertionError of a cache that contradicts itself."""
+        """Nothing is as it should not be.
+
+        Raises:
+            WrongTokensError, LostBlocksError
+            AssertionError: the cache contradicts itself.
+        """
         self._runtime.check_invariants()
+        for tier in self._runtime.tiers():
+            if damaged := tier.usage.counters.get("damaged", 0):  # nobody damages any here
+                raise LostBlocksError(f"{damaged} blocks in the {tier.name} tier are not what was stored")
         for live in self._live:
             held = live.session.tokens.tolist()
             if held != live.ids:

@@ -10,14 +10,19 @@ from kvos.types import TokenIds
 from kvos.verify.operations import (
     ChatTurn,
     Close,
+    Compact,
     Extend,
     Fork,
     Generate,
+    Hibernate,
+    Left,
     Load,
     Migrate,
     Open,
     Operation,
+    Prewarm,
     Probe,
+    Restart,
     Save,
     SideBySide,
     Truncate,
@@ -26,7 +31,7 @@ from kvos.verify.operations import (
 
 __all__ = ["MESSAGES", "SYSTEM_PROMPTS", "history", "salted_tokens", "text_tokens"]
 
-OPERATIONS_PER_ROUND = 9
+OPERATIONS_PER_ROUND = 11
 TEXTS = 3
 SALTS = 5
 """Few of both, so that different sessions meet in equal content."""
@@ -41,8 +46,9 @@ def history(seed: int, number: int) -> tuple[Operation, ...]:
     rng = np.random.default_rng([seed, number])
     names = list(_MAKERS)
     weights = np.array([_MAKERS[name][0] for name in names], np.float64)
-    drawn = rng.choice(len(names), size=OPERATIONS_PER_ROUND - 1, p=weights / weights.sum())
+    drawn = rng.choice(len(names), size=OPERATIONS_PER_ROUND - 2, p=weights / weights.sum())
     body = [_MAKERS[names[int(i)]][1](rng) for i in drawn]
+    body.insert(_int(rng, len(body) // 2, len(body)), _DUE[number % len(_DUE)](rng))
     return (_open(rng), *body, Probe(_int(rng, 0, SALTS), close=True))
 
 
@@ -65,6 +71,10 @@ def _int(rng: np.random.Generator, low: int, high: int) -> int:
 
 def _any(rng: np.random.Generator) -> int:
     return _int(rng, 0, 60)  # 60 is divisible by every small number of sessions: no preference
+
+
+def _some(rng: np.random.Generator) -> tuple[int, ...]:
+    return tuple(_any(rng) for _ in range(_int(rng, 1, 5)))
 
 
 def _silent(rng: np.random.Generator, tokens: int) -> int:
@@ -94,7 +104,18 @@ def _side_by_side(rng: np.random.Generator) -> Operation:
 
 
 def _generate(rng: np.random.Generator) -> Operation:
-    return Generate(tuple(_any(rng) for _ in range(_int(rng, 1, 5))), _int(rng, 1, 8))
+    return Generate(_some(rng), _int(rng, 1, 8))
+
+
+def _hibernate(rng: np.random.Generator) -> Operation:
+    """Sooner or later everywhere, but seldom where nothing comes back from a tier."""
+    places = list(Left)
+    weights = np.array([0.3 if place in (Left.DEVICE, Left.NOWHERE) else 1.0 for place in places])
+    return Hibernate(_some(rng), places[int(rng.choice(len(places), p=weights / weights.sum()))])
+
+
+def _restart(rng: np.random.Generator) -> Operation:
+    return Restart(_some(rng), 0 if rng.random() < 0.6 else _int(rng, 1, 3), bool(rng.random() < 0.5))
 
 
 _MAKERS: dict[str, tuple[float, Callable[[np.random.Generator], Operation]]] = {
@@ -110,5 +131,18 @@ _MAKERS: dict[str, tuple[float, Callable[[np.random.Generator], Operation]]] = {
     "save": (1, lambda rng: Save(_any(rng))),
     "load": (1.5, lambda rng: Load(_any(rng))),
     "migrate": (0.7, lambda rng: Migrate(_any(rng), _int(rng, 0, SALTS), _int(rng, 1, 4))),
+    "hibernate": (3, _hibernate),
+    "prewarm": (1, lambda rng: Prewarm(_some(rng))),
+    "restart": (0.5, _restart),
+    "compact": (1, lambda rng: Compact(_some(rng), _int(rng, 1, 6))),
 }
 """Relative frequency and maker of each operation."""
+
+_DUE: tuple[Callable[[np.random.Generator], Operation], ...] = (
+    lambda rng: Hibernate(_some(rng), Left.HOST),
+    lambda rng: Restart(_some(rng), step=0, warm=True),
+    lambda rng: Compact(_some(rng), _int(rng, 1, 6)),
+    lambda rng: Hibernate(_some(rng), Left.DISK),
+    lambda rng: Restart(_some(rng), step=_int(rng, 1, 3), warm=False),
+)
+"""One in each round, in turn: what takes long, and must not be left to chance."""

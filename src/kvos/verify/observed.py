@@ -18,6 +18,7 @@ class FaultKind(Enum):
     TOKENS = "a generated token differs from a run without cache"
     BOOKKEEPING = "a session holds other tokens than it was given"
     INVARIANT = "the cache contradicts itself"
+    LOST = "blocks that were stored below are lost"
     ERROR = "an operation raised an error that it should not"
 
 

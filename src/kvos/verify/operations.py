@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 
 __all__ = [
     "ChatTurn",
     "Close",
+    "Compact",
     "Extend",
     "Fork",
     "Generate",
+    "Hibernate",
+    "Left",
     "Load",
     "Migrate",
     "Open",
     "Operation",
+    "Prewarm",
     "Probe",
+    "Restart",
     "Save",
     "SideBySide",
     "Truncate",
@@ -169,6 +175,70 @@ class Migrate:
         return f"move a copy of session {self.session} to {where}, extend it there by {self.tokens} tokens, and back"
 
 
+class Left(Enum):
+    """Where the blocks of hibernated sessions are left. The device forgets all that nobody holds, but for DEVICE."""
+
+    DEVICE = "on the device, in host memory and on disk"
+    BELOW = "in host memory and on disk"
+    HOST = "in host memory alone"
+    DISK = "on disk alone"
+    IN_TURN = "in host memory and on disk in turn"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Hibernate:
+    """Sessions leave the device, and stay open; whoever touches them next brings them back from where they are left."""
+
+    sessions: tuple[int, ...]
+    left: Left
+
+    def __str__(self) -> str:
+        return f"hibernate sessions {_numbers(self.sessions)}, their blocks left {self.left.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prewarm:
+    """Sessions are to come back ahead of need; what follows may find them in the midst of it."""
+
+    sessions: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"prewarm sessions {_numbers(self.sessions)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The runtime is closed, and another one opened over the same home; all that was ever hibernated is resumed.
+
+    Attributes:
+        sessions: hibernated before; others that never were end here.
+        step: 0 for the same block size, else how many further in the list of them.
+        warm: sessions that return are computed at once, and not when they are touched next.
+    """
+
+    sessions: tuple[int, ...]
+    step: int
+    warm: bool
+
+    def __str__(self) -> str:
+        size = "another" if self.step else "the same"
+        ending = " and compute them" if self.warm else ""
+        sessions = _numbers(self.sessions)
+        return f"hibernate sessions {sessions}, restart with {size} block size, resume what was hibernated{ending}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Tables are scattered and moved together again, between the steps of greedy replies of sessions, too."""
+
+    sessions: tuple[int, ...]
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"scatter and compact tables while sessions {_numbers(self.sessions)} generate {self.tokens} tokens"
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One token more in every session: its logits depend on everything that is cached. Ends a round."""
@@ -182,13 +252,29 @@ class Probe:
 
 
 Operation = (
-    Open | Twin | Extend | SideBySide | Generate | ChatTurn | Fork | Truncate | Close | Save | Load | Migrate | Probe
+    Open
+    | Twin
+    | Extend
+    | SideBySide
+    | Generate
+    | ChatTurn
+    | Fork
+    | Truncate
+    | Close
+    | Save
+    | Load
+    | Migrate
+    | Hibernate
+    | Prewarm
+    | Restart
+    | Compact
+    | Probe
 )
 
 
 def simpler(operation: Operation) -> Iterator[Operation]:
-    """The same operation with less in it: fewer tokens, children, sessions; strongest first."""
-    floors = {"tokens": 1, "silent": 0, "children": 1}
+    """The same operation with less in it: fewer tokens, children, sessions, one block size; strongest first."""
+    floors = {"tokens": 1, "silent": 0, "children": 1, "step": 0}
     for field in fields(operation):
         value = getattr(operation, field.name)
         if field.name in floors:

@@ -1,4 +1,7 @@
-"""Plays histories on a runtime and writes down what comes out. Uses the public API only, as any caller would."""
+"""Plays histories on a runtime and writes down what comes out.
+
+Uses the public API, as any caller would, and ``kvos.verify.below`` for what that does not offer.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvos.errors import OutOfBlocksError
-from kvos.verify.cast import Cast, Live, WrongTokensError
+from kvos.verify.below import compact, leave, published_keys, scatter
+from kvos.verify.cast import Cast, Live, LostBlocksError, WrongTokensError
 from kvos.verify.histories import MESSAGES, SYSTEM_PROMPTS, salted_tokens, text_tokens
 from kvos.verify.observed import Fault, FaultKind, LogitRecord, Observation, TokenRecord
 from kvos.verify.operations import (
     ChatTurn,
     Close,
+    Compact,
     Extend,
     Fork,
     Generate,
+    Hibernate,
+    Left,
     Load,
     Migrate,
     Open,
     Operation,
+    Prewarm,
     Probe,
+    Restart,
     Save,
     SideBySide,
     Truncate,
@@ -87,6 +96,8 @@ class Player:
             kind = FaultKind.INVARIANT
         elif isinstance(error, WrongTokensError):
             kind = FaultKind.BOOKKEEPING
+        elif isinstance(error, LostBlocksError):
+            kind = FaultKind.LOST
         return Fault(kind, self._step, f"{type(error).__name__}: {error}")
 
     def _apply(self, operation: Operation) -> bool:
@@ -117,6 +128,14 @@ class Player:
                 return self._load(file)
             case Migrate(session, salt, tokens):
                 return self._migrate(self._cast.pick(session, chat=False), self._salted(salt, tokens))
+            case Hibernate(sessions, left):
+                return self._hibernate(self._cast.pick_all(sessions), left)
+            case Prewarm(sessions):
+                return self._prewarm(self._cast.pick_all(sessions))
+            case Restart(sessions, step, warm):
+                return self._restart(self._cast.pick_all(sessions), step, warm=warm)
+            case Compact(sessions, tokens):
+                return self._compact(self._cast.pick_all(sessions), tokens)
             case Probe(salt, close):
                 return self._probe(salt, close=close)
 
@@ -193,7 +212,7 @@ class Player:
 
     # -- generation ----------------------------------------------------------------------------------------------
 
-    def _generate(self, lives: list[Live], tokens: int) -> bool:
+    def _generate(self, lives: list[Live], tokens: int, *, moves: int = 0) -> bool:
         lives = [live for live in lives if live.ids and len(live.ids) < self._limit(live)]
         streams = []
         failed: list[OutOfBlocksError] = []
@@ -203,6 +222,8 @@ class Player:
             except OutOfBlocksError as error:
                 failed.append(error)
                 self._take_account(live)
+        for i in range(moves):  # each waits for the end of a step
+            (scatter if i % 2 else compact)(self._stage.runtime)
         for live, stream in streams:
             try:
                 reply = stream.result()
@@ -300,6 +321,51 @@ class Player:
         self._save(guest)
         session.close()
         return self._load(-1)
+
+    # -- lower tiers, moved blocks -------------------------------------------------------------------------------
+
+    def _hibernate(self, lives: list[Live], left: Left) -> bool:
+        lives = [live for live in lives if live.ids]
+        runtime = self._stage.runtime
+        keys = dict.fromkeys(key for live in lives for key in published_keys(runtime, live.session))
+        for live in lives:
+            self._cast.hibernate(live)
+        leave(runtime, tuple(keys), left)
+        return bool(lives)
+
+    def _prewarm(self, lives: list[Live]) -> bool:
+        for live in lives:
+            live.session.prewarm()
+        return bool(lives)
+
+    def _restart(self, lives: list[Live], step: int, *, warm: bool) -> bool:
+        stored = {live.session.name: self._cast.hibernate(live) for live in lives if live.ids}
+        returned = self._cast.move_to(self._stage.restart(step))
+        self._seen.done["restarts with another block size"] += int(step > 0)
+        for live in returned if warm else ():
+            self._bring_back(live, 0 if step else stored.get(live.session.name, 0))
+        return True
+
+    def _bring_back(self, live: Live, stored: int) -> None:
+        """Compute what a session holds, whose leading ``stored`` blocks went to disk before the restart."""
+        size = self._stage.runtime.config.block_size
+        expected = min(stored, len(live.ids) // size) * size  # after a truncate the last one is longer than the session
+        try:
+            usage = live.session.prefill()
+        except OutOfBlocksError:
+            self._seen.done["out of blocks"] += 1
+            return
+        self._seen.done["tokens restored after a restart"] += usage.restored_tokens
+        if usage.reused_tokens < expected:
+            raise LostBlocksError(
+                f"{live.session.name} had {expected} tokens in blocks on disk; {usage.reused_tokens} came back"
+            )
+
+    def _compact(self, lives: list[Live], tokens: int) -> bool:
+        scatter(self._stage.runtime)
+        self._generate(lives, tokens, moves=tokens)
+        compact(self._stage.runtime)
+        return True
 
     def _limit(self, live: Live) -> int:
         return MAX_CHAT_TOKENS if live.is_chat else self._stage.behind + MAX_TOKENS

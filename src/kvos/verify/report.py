@@ -12,7 +12,22 @@ from rich.text import Text
 
 from kvos.verify.compare import FP64_TOLERANCE, NOISE_FACTOR, Tally
 
-__all__ = ["Mismatch", "VerifyReport", "render_report"]
+__all__ = ["DEFAULT_ROUNDS", "Mismatch", "VerifyReport", "render_report"]
+
+DEFAULT_ROUNDS = 20
+"""So many rounds exercise everything, whatever the seed; if not, something that histories are for does not happen."""
+
+EXERCISED = {
+    "tokens restored from host memory": ("counters", "tokens_from_host"),
+    "tokens restored from disk": ("counters", "tokens_from_disk"),
+    "tables compacted": ("counters", "compactions"),
+    "sessions hibernated": ("operations", "Hibernate"),
+    "sessions that left for want of room": ("counters", "sessions_left"),
+    "restarts": ("operations", "Restart"),
+    "of them with another block size": ("operations", "restarts with another block size"),
+    "tokens restored after a restart": ("operations", "tokens restored after a restart"),
+}
+"""What is below the device, and where each is counted."""
 
 SHOWN_COUNTERS = (
     "requests",
@@ -60,7 +75,7 @@ class VerifyReport:
         floor: noise floor, in logits; ``floor_pairs`` pairs of cache-free runs of ``floor_sequences`` sequences.
         limit: in logits, or in float64 as a share of the largest logit.
         operations: how often each kind of operation did something.
-        counters: of all runtimes together, see ``kvos.counters.COUNTERS``.
+        counters: of all runtimes together, see ``kvos.counters.COUNTERS``; and what was read from each tier.
         interrupted: Ctrl-C ended it early.
         behind: tokens that sessions began with.
         bitwise: compared to the bit, in deterministic mode; there is no floor then.
@@ -90,6 +105,18 @@ class VerifyReport:
         return self.mismatch is None
 
     @property
+    def exercised(self) -> dict[str, int]:
+        """How often what is below the device was exercised, by what it is."""
+        return {what: getattr(self, where).get(name, 0) for what, (where, name) in EXERCISED.items()}
+
+    @property
+    def not_exercised(self) -> tuple[str, ...]:
+        """What never happened although there were rounds enough: nothing was shown about it."""
+        if self.rounds_done < DEFAULT_ROUNDS:
+            return ()
+        return tuple(what for what, count in self.exercised.items() if count == 0)
+
+    @property
     def exit_code(self) -> int:
         """What the command returns: 0, 1 for a mismatch, 130 after Ctrl-C."""
         if not self.ok:
@@ -109,7 +136,7 @@ class VerifyReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         plain = asdict(self) | {"operations": dict(self.operations), "counters": dict(self.counters)}
-        return plain | {"ok": self.ok, "replay": self.replay}
+        return plain | {"ok": self.ok, "not_exercised": self.not_exercised, "replay": self.replay}
 
 
 def render_report(report: VerifyReport) -> RenderableType:
@@ -121,6 +148,9 @@ def render_report(report: VerifyReport) -> RenderableType:
         parts.append(Text(f"Interrupted; no mismatch in the {report.rounds_done} rounds that were verified.", "yellow"))
     else:
         parts.append(Text(f"Every hit equalled a recompute in {report.rounds_done} rounds.", "green"))
+    if report.not_exercised:
+        listed = ", ".join(report.not_exercised)
+        parts.append(Text(f"That says nothing about what never happened in these rounds: {listed}.", "yellow"))
     return Group(*parts)
 
 
@@ -148,6 +178,7 @@ def _figures(report: VerifyReport) -> Table:
         "generated tokens", f"{tally.tokens_compared} compared, {tally.tokens_skipped} skipped as too close to call"
     )
     table.add_row("operations", _listed(dict(sorted(report.operations.items()))))
+    table.add_row("below the device", _listed(report.exercised))
     table.add_row("cache", _listed({name: report.counters.get(name, 0) for name in SHOWN_COUNTERS}))
     return table
 

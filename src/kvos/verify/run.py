@@ -22,14 +22,12 @@ from kvos.verify.observed import Fault
 from kvos.verify.operations import Operation
 from kvos.verify.player import Player
 from kvos.verify.reference import FreshRuns, NoiseFloor, Reference
-from kvos.verify.report import Mismatch, VerifyReport
+from kvos.verify.report import DEFAULT_ROUNDS, Mismatch, VerifyReport
 from kvos.verify.shrink import MAX_TRIALS, shrink
 from kvos.verify.stage import Stage
 from kvos.verify.workplace import Workplace, group_of
 
 __all__ = ["DEFAULT_ROUNDS", "run_verify"]
-
-DEFAULT_ROUNDS = 20
 
 
 def run_verify(
