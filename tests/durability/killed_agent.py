@@ -45,7 +45,7 @@ from serving.harness import reference
 
 NAMES = ("ann", "bob", "cy")
 LONGEST = 150
-MOST_CALLS = 4
+MOST_CALLS = 6
 FIRST_CALL_S = 0.01
 OPENING_S = 0.06
 PATIENCE_S = 60.0
@@ -141,7 +141,7 @@ def listen(pipe: IO[bytes], heard: bytearray, seconds: float, what: bytes = b"",
         heard += data
 
 
-def kill_one(home: Path, capacity: int, rng: random.Random, call_s: float) -> list[dict[str, Any]]:
+def kill_one(home: Path, capacity: int, rng: random.Random, number: int, call_s: float) -> list[dict[str, Any]]:
     """Kill a writer at a random moment; what it said.
 
     Of five, one dies while it opens, one at any time of its work, and three within a call or just behind it. ``call_s``
@@ -151,14 +151,14 @@ def kill_one(home: Path, capacity: int, rng: random.Random, call_s: float) -> li
     child, pipe = forked(lambda writing: write_for_ever(home, capacity, seed, writing))
     heard = bytearray()
     with pipe:
-        moment = rng.randrange(5)
+        moment = number % 5
         if moment == 0:
             listen(pipe, heard, rng.uniform(0, OPENING_S))
         elif moment == 1:
             listen(pipe, heard, PATIENCE_S, b'"opened"')
             listen(pipe, heard, rng.uniform(0, 10 * call_s))
         else:
-            listen(pipe, heard, PATIENCE_S, b'"doing"', rng.randint(1, MOST_CALLS))
+            listen(pipe, heard, PATIENCE_S, b'"doing"', rng.randint(2, MOST_CALLS))
             listen(pipe, heard, rng.uniform(0, 1.3 * call_s))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -271,8 +271,8 @@ def main(home: Path, kills: int, seed: int, capacity: int) -> None:
     ledger: Ledger = {}
     seen: Counter[str] = Counter()
     took = [FIRST_CALL_S]
-    for _ in range(kills):
-        said = kill_one(home, capacity, rng, statistics.median(took))
+    for number in range(kills):
+        said = kill_one(home, capacity, rng, number, statistics.median(took))
         took += [message["seconds"] for message in said if "done" in message]
         seen += note(ledger, said)
         seen += checked(home, capacity, ledger)
