@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from kvos.engine import Engine, PackedBatch, TransformersEngine
+from kvos.residency import Residency
 from kvos.runtime import Session
 from kvos.runtime.parts import RuntimeParts
 from kvos.sequences import BlockHasher, BlockManager
@@ -181,6 +182,7 @@ class Bench:
         max_tokens: int = 1000,
         tokenizer: Any = None,
         eos: Iterable[int] = (IM_END,),
+        residency: Callable[[BlockManager], Residency | None] = lambda _: None,
     ) -> None:
         self.tokenizer = toy_tokenizer() if tokenizer is None else tokenizer
         engine = toy_engine(block_size, len(self.tokenizer))
@@ -196,6 +198,7 @@ class Bench:
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             ),
             eos_ids=frozenset(eos),
+            residency=residency(self.manager),
         )
         self.renderer = ChatRenderer(self.tokenizer)
         self.parts = RuntimeParts(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kvos.storage.layout import KVLayout
+from kvos.testing import FaultyTier
 from kvos.tiers.base import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier
 from kvos.tiers.codec import Codec
 from kvos.tiers.codecs import LosslessCodec, RawCodec
@@ -54,6 +55,7 @@ TIERS: dict[str, TierFactory] = {
     "host lossless": lambda blocks, folder: HostTier(BLOCK_BYTES, room_for(blocks), LosslessCodec(LAYOUT)),
     "disk": lambda blocks, folder: _disk(blocks, folder, RawCodec()),
     "disk lossless": lambda blocks, folder: _disk(blocks, folder, LosslessCodec(LAYOUT)),
+    "faulty, without a fault": lambda blocks, folder: FaultyTier(MemoryTier(BLOCK_BYTES, room_for(blocks))),
 }
 
 

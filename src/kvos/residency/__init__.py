@@ -1,10 +1,11 @@
 """What lives in which tier, when it moves, and the threads that move it. Knows sequences and tiers, not who asks."""
 
 from kvos.residency.breaker import CircuitBreaker
+from kvos.residency.level import TierReport
 from kvos.residency.mover import Mover, Priority, Transfer, TransferState
-from kvos.residency.residency import PIECE_BLOCKS, Residency, TierReport
+from kvos.residency.residency import PIECE_BLOCKS, Residency
 from kvos.residency.restore import Restore, RestoreEnd
-from kvos.residency.stores import StoreSummary
+from kvos.residency.tickets import StoreSummary
 
 __all__ = [
     "PIECE_BLOCKS",

@@ -17,6 +17,7 @@ class StagingBuffers:
     """
 
     def __init__(self, blocks: int, bytes_per_block: int, keep: int) -> None:
+        self.blocks = blocks
         self._shape = (blocks, bytes_per_block)
         self._keep = keep
         self._idle: list[PayloadBytes] = []

@@ -20,6 +20,9 @@ _logger = logging.getLogger(__name__)
 HITS_WORTH_STORING = 2
 """Blocks of a session that nobody named are stored once they were shared so often: they will be again."""
 
+LEAST_MEASURED_TOKENS = 32
+"""A shorter prefill takes about as long as a single token."""
+
 
 class BlockMoves:
     """What the engine's core does between steps with blocks that exist: bring back, store below, move together.
@@ -42,23 +45,37 @@ class BlockMoves:
 
     def begin(self, request: Request) -> None:
         """Start loading what lower tiers have of a request's prompt."""
-        if self.residency is not None:
+        if self.residency is None:
+            return
+        try:
             request.restore = self.residency.begin_restore(request.session.sequence)
+        except Exception:  # a bug, and no reason to refuse a request that can be computed
+            _logger.exception("nothing is restored for session %s", request.session.id)
+            request.restore_end = RestoreEnd.FAILED
+        self._end(request)
 
     def advance(self, request: Request) -> int:
         """Take in what has come back for a request; returns the tokens that it gained."""
         restore = request.restore
         if restore is None or self.residency is None:
             return 0
+        shared = restore.shared_tokens
         gained = self.residency.advance(restore, request.reservation)
         if gained:
-            request.restored += gained
+            request.restored = restore.restored_tokens
+            request.shared += restore.shared_tokens - shared
             request.skip_rows(gained)
             request.first_row = request.next_row
             request.met_eviction = request.session.sequence.next_was_evicted()
-        if restore.end is not None:
-            request.restore, request.restore_end = None, restore.end
+        self._end(request)
         return gained
+
+    @staticmethod
+    def _end(request: Request) -> None:
+        """Let a request go on whose restore has ended."""
+        restore = request.restore
+        if restore is not None and restore.end is not None:
+            request.restore, request.restore_end = None, restore.end
 
     def drop(self, request: Request) -> None:
         """Nobody waits for it any more. Idempotent."""
@@ -72,7 +89,11 @@ class BlockMoves:
         waiting = [restore for restore in restores if restore is not None]
         if self.residency is None or self.prewarms is None or len(waiting) < len(restores):
             return 0.0 if restores else None
-        waits = [self.prewarms.seconds_to_next(), self.residency.patience_s(waiting) if waiting else None]
+        waits = [
+            self.prewarms.seconds_to_next(),
+            self.residency.seconds_to_give_up(),
+            self.residency.patience_s(waiting) if waiting else None,
+        ]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def work(self) -> bool:
@@ -89,9 +110,12 @@ class BlockMoves:
             return False
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Note how fast a step without decodes was."""
-        if self.residency is not None:
-            self.residency.prefill_speed.add(tokens, seconds)
+        """Note how fast a step without decodes was; one of a few tokens says little, and counts while no other has."""
+        if self.residency is None:
+            return
+        speed = self.residency.prefill_speed
+        if tokens >= LEAST_MEASURED_TOKENS or speed.per_second is None:
+            speed.add(tokens, seconds)
 
     def keep(self, session: CacheSession) -> None:
         """Have the lower tiers store what a session has published, if it will be wanted again, by all that is known."""

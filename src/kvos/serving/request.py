@@ -55,7 +55,18 @@ class WhyComputed(Enum):
     )
     TIER_LATE = "a lower tier holds blocks with these tokens, and had not brought them by the deadline"
     TIER_FAILED = "a lower tier held blocks with these tokens that could not be read, were damaged, or had just gone"
+    TIER_OFF = "a lower tier holds blocks with these tokens, and is left alone for now: it kept failing, or hangs"
+    COMPUTING_IS_FASTER = "a lower tier holds blocks with these tokens, and computing them was expected to be faster"
     TEMPLATE_REWROTE_HISTORY = "the chat template changed the text of earlier turns, so what followed had to go"
+
+
+RESTORES_THAT_ENDED_EARLY = {
+    RestoreEnd.LATE: WhyComputed.TIER_LATE,
+    RestoreEnd.FAILED: WhyComputed.TIER_FAILED,
+    RestoreEnd.MISSING: WhyComputed.TIER_FAILED,
+    RestoreEnd.SWITCHED_OFF: WhyComputed.TIER_OFF,
+    RestoreEnd.NOT_WORTH_IT: WhyComputed.COMPUTING_IS_FASTER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +218,8 @@ class Request:
             why = WhyComputed.TEMPLATE_REWROTE_HISTORY
         elif self.saved_kv_unusable:
             why = WhyComputed.SAVED_KV_UNUSABLE
-        elif self.restore_end is RestoreEnd.LATE:
-            why = WhyComputed.TIER_LATE
-        elif self.restore_end in (RestoreEnd.FAILED, RestoreEnd.MISSING):
-            why = WhyComputed.TIER_FAILED
+        elif self.restore_end in RESTORES_THAT_ENDED_EARLY:
+            why = RESTORES_THAT_ENDED_EARLY[self.restore_end]
         elif self.met_eviction:
             why = WhyComputed.EVICTED
         return Usage(

@@ -124,6 +124,14 @@ class EngineThread:
             _logger.exception("a step of the engine failed")
             self._core.fail_all(error)
 
+    def _work_ahead(self) -> bool:
+        """Whether there was something to do that nobody waits for."""
+        try:
+            return self._core.idle_work()
+        except Exception:  # a bug in kvos, and no reason for the thread to end
+            _logger.exception("work between requests failed")
+            return False
+
     def _refuse_all(self, error: EngineStoppedError) -> None:
         """However the thread ends, nobody waits for it afterwards."""
         with self._gate:
@@ -145,7 +153,7 @@ class EngineThread:
         while waiting or self._core.patience_s() != 0:
             waiting -= waiting > 0
             patience = self._core.patience_s()
-            block = patience != 0 and not self._core.idle_work()
+            block = patience != 0 and not self._work_ahead()
             try:
                 command = self._commands.get(block, patience)
             except queue.Empty:
