@@ -14,10 +14,12 @@ import torch
 
 import kvos
 from kvos.policy.transfer import SpeedEstimate
+from kvos.serving import EngineCore
 from kvos.testing.models import toy_model, toy_tokenizer
 from kvos.tiers import BlockKey
 from kvos.tiers.disk import DiskTier
 from kvos.tiers.disk.index import CATALOG_BYTES
+from kvos.types import OwnerId
 from serving.harness import assert_same_logits, plain_greedy
 
 BLOCK = 8
@@ -62,14 +64,29 @@ def tier_folder(home: Path) -> Path:
     return folder
 
 
-def blocks_there(runtime: kvos.Runtime, name: str) -> int:
-    """How many full blocks of an open session the disk tier has, from its beginning on without a gap."""
+def keys_of(runtime: kvos.Runtime, name: str) -> list[BlockKey]:
+    """Of the full blocks of an open session."""
 
-    def addresses(core: Any) -> list[BlockKey]:
+    def addresses(core: EngineCore) -> list[BlockKey]:
         sequence = core.sessions.get(name).sequence
         return [BlockKey(address) for address in sequence.addresses(0, sequence.num_tokens // BLOCK)[1:]]
 
-    there = disk_tier(runtime).contains(runtime.inspect(addresses))
+    return runtime.inspect(addresses)
+
+
+def reclaim_everything(runtime: kvos.Runtime) -> None:
+    """Nothing is in the pool any more but what somebody holds: the rest has to come from below."""
+
+    def reclaim(core: EngineCore) -> None:
+        counts = core.manager.allocator.counts()
+        core.manager.allocator.release(core.manager.allocate(counts.free + counts.cached, OwnerId(99)))
+
+    runtime.inspect(reclaim)
+
+
+def blocks_there(runtime: kvos.Runtime, name: str) -> int:
+    """How many full blocks of an open session the disk tier has, from its beginning on without a gap."""
+    there = disk_tier(runtime).contains(keys_of(runtime, name))
     return next((n for n, found in enumerate(there) if not found), len(there))
 
 

@@ -61,12 +61,12 @@ class Known:
     Attributes:
         acknowledged: what the last call that returned has stored; None before the first.
         attempted: what later calls would have stored; they were killed.
-        safe: blocks that the disk tier was said to have of the acknowledged version.
+        safe: blocks that the disk tier was said to have of the acknowledged version; None if the call was killed.
     """
 
     acknowledged: Version | None = None
     attempted: list[Version] = field(default_factory=list)
-    safe: int = 0
+    safe: int | None = None
 
 
 Ledger = dict[tuple[str, str], Known]
@@ -220,7 +220,7 @@ def check_one(
     session = runtime.load(name, name=f"saved-{name}") if kind == "save" else runtime.resume(name)
     tokens: Version = session.tokens.tolist()
     assert tokens in [known.acknowledged, *known.attempted], f"{kind} of {name} has come back as something else"
-    if kind == "hibernate" and exact and tokens == known.acknowledged:
+    if kind == "hibernate" and exact and tokens == known.acknowledged and known.safe is not None:
         assert known.safe >= (len(tokens) - 1) // BLOCK, "all but what the last token's block may still want"
         assert blocks_there(runtime, name) >= known.safe
     reply = assert_goes_on_like_the_plain_model(session, tokens)
@@ -239,7 +239,7 @@ def checked(home: Path, capacity: int, ledger: Ledger) -> Counter[str]:
         raise RuntimeError("what the killed process left is not right, see above")
     message = json.loads(said)
     for kind, name, version in message["found"]:
-        safe = ledger[kind, name].safe if version == ledger[kind, name].acknowledged else 0
+        safe = ledger[kind, name].safe if version == ledger[kind, name].acknowledged else None
         ledger[kind, name] = Known(version, safe=safe)
     return Counter(message["seen"])
 

@@ -14,7 +14,7 @@ import torch
 
 from kvos.config import KvosConfig
 from kvos.engine import Engine, TransformersEngine
-from kvos.errors import InvalidConfigError, InvalidInputError
+from kvos.errors import InvalidConfigError, InvalidInputError, SessionFileDamagedError
 from kvos.models.load import LoadedModel, load_model
 from kvos.models.memory import default_cache_bytes
 from kvos.policy.residency import ResidencyRules
@@ -198,6 +198,8 @@ class Runtime:
         if opened is not None:
             return Session(self._parts, opened)
         saved = self._parts.hibernated(tenant).get(name)
+        if saved.manifest.name != name:
+            raise SessionFileDamagedError(f"where session {name!r} should be described, {saved.manifest.name!r} is")
         self._parts.get_ready()
         check_loadable(saved, self._parts, self._parts.identity(), tenant)
         return Session(self._parts, self._call(lambda core: reopen_session(core, saved, self._parts, name, tenant)))
