@@ -1,4 +1,4 @@
-"""Names that can be imported, and the README's example, which runs as it is printed."""
+"""Names that can be imported, and the README's examples, which run as they are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvos
-from kvos.config import subprocess_environment
+from kvos.config import KvosConfig, subprocess_environment
 
 REPOSITORY = Path(__file__).parents[1]
 MODULES = sorted(
@@ -45,11 +45,11 @@ def test_the_package_knows_its_names_and_no_others() -> None:
         kvos.nonsense  # noqa: B018
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=REPOSITORY,
-        env=subprocess_environment(PYTHONPATH=str(REPOSITORY / "src")),
+        env=subprocess_environment(PYTHONPATH=str(REPOSITORY / "src"), **environment),
         capture_output=True,
         text=True,
         check=False,
@@ -61,20 +61,23 @@ def test_importing_kvos_imports_no_library_that_takes_seconds() -> None:
     assert found.stdout.strip() == "[]", found.stderr
 
 
-def readme_example() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    return code
+def readme_examples() -> list[str]:
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_readme_has_one_short_example() -> None:
-    assert 5 <= len(readme_example().splitlines()) <= 15
-    compile(readme_example(), "README.md", "exec")
+def test_the_readme_has_two_short_examples() -> None:
+    examples = readme_examples()
+    assert len(examples) == 2
+    for code in examples:
+        assert 5 <= len(code.splitlines()) <= 15
+        compile(code, "README.md", "exec")
 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)  # kernels may have to be compiled first
 def test_the_example_of_the_readme_runs_as_it_is_printed() -> None:
-    found = run(readme_example())
+    found = run(readme_examples()[0])
     assert found.returncode == 0, found.stderr
     first_reply = found.stdout.strip().rpartition("\n")[0] or found.stdout
     computed, reused = map(int, re.findall(r" (\d+) (\d+)$", first_reply, re.MULTILINE)[0])
@@ -85,10 +88,29 @@ def test_the_example_of_the_readme_runs_as_it_is_printed() -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
+def test_the_readmes_session_comes_back_in_a_second_process(tmp_path: Path) -> None:
+    for shared in ("models", "kernels"):
+        (KvosConfig.from_env().home / shared).mkdir(exist_ok=True)
+        (tmp_path / shared).symlink_to(KvosConfig.from_env().home / shared)
+    counts = []
+    for _ in range(2):
+        found = run(readme_examples()[1], KVOS_HOME=str(tmp_path), KVOS_DISK_CACHE_BYTES=str(1 << 30))
+        assert found.returncode == 0, found.stderr
+        counts.append(tuple(map(int, re.findall(r"(\d+) tokens came back from disk, (\d+) were", found.stdout)[0])))
+    (restored, first), (restored_later, second) = counts
+    assert restored == 0
+    # Blocks of 16 tokens. All full ones that the first run has seen come back; it generated up to 40 tokens more.
+    assert restored_later % 16 == 0
+    assert first - 16 < restored_later <= first + 40
+    assert second < first
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
 def test_the_snippets_for_agent_developers_run_one_after_another() -> None:
     page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     found = run("\n".join([*snippets, "runtime.check_invariants()", "runtime.close()"]))
     assert found.returncode == 0, found.stderr
     assert re.search(r"""\[['"].+['"], ['"].+['"]\]""", found.stdout, re.DOTALL), "two sub-agents answered"
