@@ -96,6 +96,8 @@ class KvosConfig:
         min_residency_s: seconds that a session stays after its last use, unless a request needs its room. Default 30;
             in a dense dialogue (three turns within two minutes) it is four times as long.
         max_resident_sessions: so many sessions hold blocks; beyond that those unused for longest leave. Default 8.
+        eviction: which cached block leaves a full pool first: ``expected-return`` or ``lru``. Default
+            ``expected-return``: it learns when blocks are asked for again, and is LRU until it knows better.
         host_cache_bytes: most bytes of blocks in host memory, between device and disk. Default ``None``: as many as the
             pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
         host_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``raw``: a copy is all that it costs.
@@ -138,6 +140,7 @@ class KvosConfig:
     low_watermark_percent: int = 60
     min_residency_s: int = 30
     max_resident_sessions: int = 8
+    eviction: Literal["expected-return", "lru"] = "expected-return"
     host_cache_bytes: int | None = None
     host_codec: CodecName = "raw"
     disk_cache_bytes: int = 4 << 30
@@ -169,6 +172,7 @@ class KvosConfig:
         self._one_of("host_codec", CODECS)
         self._integer("disk_cache_bytes", 0, MOST_BYTES)
         self._one_of("disk_codec", CODECS)
+        self._one_of("eviction", ("expected-return", "lru"))
         self._integer("restore_deadline_ms", 0, 3_600_000)
         for name, lowest, highest in (
             ("cache_bytes", 4096, MOST_BYTES), ("host_cache_bytes", 0, MOST_BYTES),
@@ -284,7 +288,7 @@ def _settings_from(environment: Mapping[str, str], names: tuple[str, ...]) -> di
 
 def _parse(name: str, text: str) -> Any:
     """The value that ``text`` stands for; what it can't read it returns, for the range check to name."""
-    if name in ("dtype", "device", "disk_codec", "host_codec", "kernels", "home"):
+    if name in ("dtype", "device", "disk_codec", "eviction", "host_codec", "kernels", "home"):
         return text
     if name in SWITCHES:
         words = {**dict.fromkeys(_WORDS_FOR_TRUE, True), **dict.fromkeys(_WORDS_FOR_FALSE, False)}

@@ -292,15 +292,15 @@ EVICTION_AND_SCRUBBING = (
     ),
     PlantedFault(
         "a block with published successors is evicted",
-        "sequences/prefix_index.py",
-        "if entry.children == 0 and removable(entry.block)",
-        "if removable(entry.block)",
+        "policy/order.py",
+        "bool(self._present[block] and self._children[block] == 0 and removable[block])",
+        "bool(self._present[block] and removable[block])",
     ),
     PlantedFault(
         "a block that somebody holds is evicted",
-        "sequences/prefix_index.py",
-        "if entry.children == 0 and removable(entry.block)",
-        "if entry.children == 0",
+        "sequences/block_manager.py",
+        "self.allocator.cached()",
+        "self.allocator.cached() | True",
     ),
     PlantedFault(
         "a reclaimed block stays published",

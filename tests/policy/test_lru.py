@@ -1,23 +1,29 @@
-"""The yardstick: oldest first, and of equally old blocks the deeper one."""
+"""The yardstick: oldest first."""
 
 from __future__ import annotations
 
-from kvos.policy import LRU, EvictionCandidate
+import numpy as np
+
+from kvos.policy import LRU, Candidates
+from kvos.policy.base import Floats, Ints
 
 
-def order(*candidates: EvictionCandidate) -> list[EvictionCandidate]:
-    return sorted(candidates, key=LRU().sort_key)
+def candidates(last_used: list[int], hits: list[int]) -> Candidates:
+    def worth() -> Floats:
+        raise AssertionError("LRU learns nothing")
+
+    return Candidates(ints(last_used), ints([0, 0]), ints([5, 0]), ints(hits), worth)
 
 
-def test_what_was_used_longest_ago_leaves_first() -> None:
-    old, recent = EvictionCandidate(last_used=3, depth=0, hits=9), EvictionCandidate(last_used=4, depth=5, hits=0)
-    assert order(recent, old) == [old, recent]
+def ints(values: list[int]) -> Ints:
+    return np.array(values)
 
 
-def test_of_blocks_used_at_the_same_time_the_deeper_leaves_first() -> None:
-    prefix, end = EvictionCandidate(last_used=3, depth=1, hits=0), EvictionCandidate(last_used=3, depth=2, hits=0)
-    assert order(prefix, end) == [end, prefix]
+def test_what_was_used_longest_ago_leaves_first_however_often_it_was_hit() -> None:
+    later, sooner = LRU().sort_keys(candidates(last_used=[4, 3], hits=[0, 9]))
+    assert sooner < later
 
 
-def test_hits_do_not_count() -> None:
-    assert LRU().sort_key(EvictionCandidate(1, 1, 0)) == LRU().sort_key(EvictionCandidate(1, 1, 99))
+def test_equal_ages_are_equal() -> None:
+    one, other = LRU().sort_keys(candidates(last_used=[7, 7], hits=[0, 9]))
+    assert one == other

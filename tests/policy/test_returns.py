@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvos.policy.returns import ReturnEstimator, age_edges, gittins_index, hazards
+from kvos.policy.returns import ReturnHistory, age_edges, gittins_index, hazards
 
 
 def brute_force_index(hazard: list[float], widths: list[float], start: int) -> float:
@@ -52,27 +52,47 @@ def test_buckets_cover_every_age_without_gaps() -> None:
     edges = age_edges()
     assert edges[:8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert (np.diff(edges) > 0).all()
-    bucket = ReturnEstimator(1).bucket(np.array([0, 1, 8, 9, int(edges[-1]) * 100]))
+    bucket = ReturnHistory(1).bucket(np.array([0, 1, 8, 9, int(edges[-1]) * 100]))
     assert bucket.tolist() == [0, 0, 7, 7, len(edges) - 1]
 
 
-def test_lives_are_counted_where_they_ended_or_are_now() -> None:
-    estimator = ReturnEstimator(2, trust=0.0)
+def test_lives_are_counted_where_they_ended_or_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvos.policy.returns.TRUST", 0.0)
+    history = ReturnHistory(2)
     zeros = np.zeros(4, dtype=np.int64)
-    estimator.begin(zeros, 0)
-    estimator.end(zeros[:2], zeros[:2], 3, returned=True)
-    estimator.end(zeros[:1], zeros[:1], 6, returned=False)
-    worth = estimator.index(9)
-    assert estimator.returned[0, estimator.bucket(np.array([3]))[0]] == 2
-    assert estimator.lost[0].sum() == 1
-    assert estimator.open.sum() == 1
+    history.end(zeros[:2], zeros[:2] + 3, returned=True)
+    history.end(zeros[:1], zeros[:1] + 6, returned=False)
+    history.learn(zeros[:1], zeros[:1] + 9, now=9)
+    assert history.returned[0, history.bucket(np.array([3]))[0]] == 2
+    assert history.lost[0].sum() == 1
     # half of four return at an age of three requests: two lives a place for 2.5, two for a whole 3
-    assert worth[0, 0] == pytest.approx(2 / (2 * 2.5 + 2 * 3))
-    assert not worth[1].any()
+    assert history.worth(zeros[:1], zeros[:1])[0] == pytest.approx(2 / (2 * 2.5 + 2 * 3))
+    assert history.worth(zeros[:1] + 1, zeros[:1])[0] == 0
 
 
-def test_times_grow_beyond_what_was_reserved() -> None:
-    estimator = ReturnEstimator(1)
-    estimator.begin(np.zeros(3, dtype=np.int64), 5000)
-    assert estimator.open[0, 5000] == 3
-    assert not estimator.index(5001).any()
+def test_nothing_is_worth_anything_before_something_was_learned() -> None:
+    assert ReturnHistory(2).worth(np.array([0, 1]), np.array([0, 1000])).tolist() == [0, 0]
+
+
+def test_learning_becomes_rarer_up_to_a_bound() -> None:
+    history = ReturnHistory(1)
+    none = np.zeros(0, dtype=np.int64)
+
+    def pause(now: int) -> int:
+        history.learn(none, none, now)
+        return next(later for later in range(now, now + 1000) if history.is_due(later)) - now
+
+    assert [pause(now) for now in (0, 63, 640, 10**6)] == [1, 1, 11, 257]
+
+
+def test_old_lives_fade_when_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvos.policy.returns.LIVES_KEPT", 10)
+    history = ReturnHistory(1)
+    ages = np.full(8, 5)
+    none = ages[:0]
+    history.end(np.zeros_like(ages), ages, returned=True)
+    history.learn(none, none, now=1)
+    assert history.returned.sum() == 8
+    history.end(np.zeros_like(ages), ages, returned=False)
+    history.learn(none, none, now=2)
+    assert (history.returned.sum(), history.lost.sum()) == (4, 4)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvos.errors import InvalidInputError, OutOfBlocksError
+from kvos.policy import LRU
 from kvos.storage import BlockCounts, BlockStatus
 from kvos.types import BlockIds
 from sequences.bench import ALICE, BOB, Bench, tokens_from
@@ -54,7 +55,7 @@ def test_the_prefix_that_was_used_longest_ago_is_reclaimed_first() -> None:
 
 
 def test_a_match_is_a_use_too() -> None:
-    bench = Bench(max_blocks=4)
+    bench = Bench(max_blocks=4, policy=LRU())
     first, second = bench.computed(tokens_from(0, 16)), bench.computed(tokens_from(100, 16))
     first.release()
     second.release()

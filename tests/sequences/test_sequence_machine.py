@@ -4,7 +4,7 @@ After every step, every computed slot of every sequence is read from the pool's 
 run without any sharing would have written there: a hash of the tenant and of the whole prefix, and the position. So a
 block that is shared, copied, written or found wrongly shows as a wrong number, whatever the bookkeeping says.
 
-The same machine runs with a hasher whose addresses nearly all collide.
+The same machine runs with the other eviction policy, and with a hasher whose addresses nearly all collide.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 )
 
 from kvos.errors import BlockStateError, OutOfBlocksError, UseAfterFreeError
+from kvos.policy import LRU, EvictionPolicy, ExpectedReturn
 from kvos.sequences import BlockHasher, BlockManager, Hasher, IndexEntry, SequenceCache, WritePlan
 from kvos.storage import BlockPool, BlockStatus, Reservation
 from kvos.types import BlockIds, OwnerId
@@ -97,10 +98,13 @@ class SequenceMachine(RuleBasedStateMachine):
     def make_hasher(self) -> Hasher:
         return BlockHasher(KEY)
 
+    def make_policy(self) -> EvictionPolicy:
+        return ExpectedReturn()
+
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(LAYOUT, max_blocks=MAX_BLOCKS, blocks_per_segment=BLOCKS_PER_SEGMENT)
-        self.manager = BlockManager(self.pool, self.make_hasher())
+        self.manager = BlockManager(self.pool, self.make_hasher(), policy=self.make_policy())
         self.live: dict[SequenceCache, Expected] = {}
         self.promises: dict[Reservation, int] = {}
         self.running: list[Transfer] = []
@@ -163,6 +167,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @rule(sequence=sequences, text=texts, n=lengths, chunk=lengths, look=st.booleans())
     def take_turn(self, sequence: SequenceCache, text: int, n: int, chunk: int, look: bool) -> None:
         """What a request does: new tokens, what is there already (unless it came at the same time), the rest."""
+        self.manager.index.begin_request()
         self.append(sequence, text, n)
         if look:
             self.adopt(sequence)
@@ -477,6 +482,13 @@ class SequenceMachine(RuleBasedStateMachine):
         assert len(self.manager.allocate(MAX_BLOCKS, ALICE)) == MAX_BLOCKS
 
 
+class LRUSequenceMachine(SequenceMachine):
+    """Others leave, and nothing else changes."""
+
+    def make_policy(self) -> EvictionPolicy:
+        return LRU()
+
+
 class CollidingSequenceMachine(SequenceMachine):
     """Hardly anything can be published here; what is shared all the same must be right."""
 
@@ -487,4 +499,5 @@ class CollidingSequenceMachine(SequenceMachine):
 
 
 TestSequenceMachine = SequenceMachine.TestCase
+TestLRUSequenceMachine = LRUSequenceMachine.TestCase
 TestCollidingSequenceMachine = CollidingSequenceMachine.TestCase

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from kvos.cli import app
 from kvos.cli.simulate import PolicyChoice
-from kvos.simulate import POLICIES
+from kvos.policy import POLICIES
 
 
 def call(*words: str) -> Result:

@@ -7,30 +7,21 @@ from functools import cache
 
 import pytest
 
-from kvos.policy import LRU
-from kvos.simulate import POLICIES, Trace, simulate
+from kvos.policy import LRU, POLICIES
+from kvos.simulate import Trace, simulate
 from kvos.simulate.belady import ceiling_hits, optimum_hits
-from kvos.simulate.replay import ExpectedReturnReplay, KeyedReplay, Replay
+from kvos.simulate.replay import Replay
 
 BRANCHES = [[1, 2], [1, 3], [1, 2]]
 
 
 def lru_hits(requests: list[list[int]], capacity: int) -> int:
-    return KeyedReplay(Trace.of(requests), capacity, LRU()).run()
+    return Replay(Trace.of(requests), capacity, LRU()).run()
 
 
 def random_requests(seed: int, count: int, longest: int = 6) -> list[list[int]]:
     source = random.Random(seed)
     return [[source.randrange(2) for _ in range(source.randrange(longest + 1))] for _ in range(count)]
-
-
-def check_invariants(replay: Replay) -> None:
-    kept = [block for block, here in enumerate(replay.cached) if here]
-    parents = replay.trace.parents
-    assert replay.size == len(kept) <= replay.capacity
-    assert all(parents[block] < 0 or replay.cached[parents[block]] for block in kept)
-    for block in kept:
-        assert replay.children[block] == sum(parents[other] == block for other in kept)
 
 
 def test_equal_ids_are_one_block_only_after_equal_ids() -> None:
@@ -57,7 +48,7 @@ def test_a_hole_in_the_prefix_ends_the_hits() -> None:
 
 def test_of_a_request_larger_than_the_pool_the_beginning_is_kept() -> None:
     for policy in POLICIES.values():
-        assert policy(Trace.of([[1, 2, 3, 4], [1, 2, 3, 4]]), 3).run() == 3
+        assert Replay(Trace.of([[1, 2, 3, 4], [1, 2, 3, 4]]), 3, policy()).run() == 3
 
 
 def test_the_optimum_keeps_what_comes_back_first() -> None:
@@ -105,11 +96,11 @@ def test_the_optimum_is_the_best_of_all_choices(seed: int) -> None:
 @pytest.mark.parametrize("capacity", [1, 3, 10])
 def test_a_pool_stays_a_tree_within_its_size_and_below_the_optimum(name: str, capacity: int) -> None:
     trace = Trace.of(random_requests(3, 200))
-    replay = POLICIES[name](trace, capacity)
+    replay = Replay(trace, capacity, POLICIES[name]())
     hits = 0
-    for time, path in enumerate(trace.paths):
-        hits += replay.request(time, path)
-        check_invariants(replay)
+    for path in trace.paths:
+        hits += replay.request(path)
+        replay.check_invariants()
     assert hits <= optimum_hits(trace, capacity) <= ceiling_hits(trace)
 
 
@@ -122,7 +113,7 @@ def test_lru_through_a_heap_equals_lru_by_search() -> None:
         cached |= dict.fromkeys(path, time)
         while len(cached) > 7:
             del cached[min(cached, key=lambda block: (cached[block], -trace.depths[block]))]
-    assert KeyedReplay(trace, 7, LRU()).run() == hits
+    assert Replay(trace, 7, LRU()).run() == hits
 
 
 def test_expected_return_learns_to_keep_what_comes_back_later() -> None:
@@ -132,12 +123,3 @@ def test_expected_return_learns_to_keep_what_comes_back_later() -> None:
     assert report.rows[0].lru == 0
     assert report.rows[0].policy > 0.35
     assert report.rows[0].optimum == report.ceiling
-
-
-def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvos.simulate.replay.GHOSTS", 5)
-    replay = ExpectedReturnReplay(Trace.of([[number % 40] for number in range(200)]), 3)
-    replay.run()
-    assert len(replay.ghosts) == 5
-    assert replay.watched.sum() == 8
-    assert replay.estimator.open.sum() == 8

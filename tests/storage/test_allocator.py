@@ -112,8 +112,8 @@ def test_a_published_block_that_nobody_holds_is_cached_with_its_content() -> Non
     allocator.publish(block)
     allocator.release(block)
     assert allocator.blocks(block)[0] == CacheBlock(BlockId(0), BlockStatus.CACHED, 0, 0, 8, True, ALICE)
-    assert allocator.is_cached(0)
-    assert not allocator.is_cached(1)
+    assert allocator.cached()[0]
+    assert not allocator.cached()[1]
 
 
 def test_a_cached_block_is_not_given_out() -> None:

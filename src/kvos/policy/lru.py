@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from kvos.policy.base import EvictionCandidate, EvictionPolicy
+import numpy as np
+
+from kvos.policy.base import Candidates, EvictionPolicy, Floats
 
 __all__ = ["LRU"]
 
 
 class LRU(EvictionPolicy):
-    """Oldest use first; of equally old blocks the deeper one, since a prefix is worth more than its end."""
+    """Oldest use first."""
 
-    def sort_key(self, candidate: EvictionCandidate) -> tuple[float, ...]:
-        return (candidate.last_used, -candidate.depth)
+    def sort_keys(self, candidates: Candidates) -> Floats:
+        return candidates.last_used.astype(np.float64)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["ReturnEstimator", "age_edges", "gittins_index", "hazards"]
+from kvos.policy.base import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+__all__ = ["ReturnHistory", "age_edges", "gittins_index", "hazards"]
+
+TRUST = 16.0
+"""What is known of all classes together counts in each as much as the lives of so many requests; blocks of one request
+share their fate, so a block alone says little."""
+
+LIVES_KEPT = 1 << 20
+"""Counts are halved when so many lives have ended: what is worth knowing fades in over a thousand full prompts, and
+chances from a million lives are exact enough."""
+
+MOST_REQUESTS_BETWEEN = 256
+"""What was learned is never older than so many requests."""
 
 
 def age_edges(per_octave: int = 4, octaves: int = 24) -> Ints:
@@ -34,8 +43,9 @@ def hazards(returned: Floats, lost: Floats, trust: float = 0.0) -> Floats:
 def gittins_index(hazard: Floats, widths: Floats) -> Floats:
     """Returns per block and request, over the best horizon, for a block at the beginning of each bucket.
 
-    The maximum over horizons h of P(returns within h) / E(requests until h or the return, whichever is first). A
-    return counts as in the middle of its bucket. Same shape as ``hazard``.
+    The maximum over horizons h of P(returns within h) / E(requests until h or the return, whichever is first): the
+    Gittins index of a single return (Aalto, Ayesta, Righter 2009, for service times). A return counts as in the middle
+    of its bucket. Same shape as ``hazard``.
     """
     classes, buckets = hazard.shape
     alive = np.ones((classes, buckets + 1))
@@ -49,42 +59,53 @@ def gittins_index(hazard: Floats, widths: Floats) -> Floats:
     return worth
 
 
-class ReturnEstimator:
-    """Lives of blocks: from a use until the next one. Ages and times are counted in requests. One thread at a time."""
+class ReturnHistory:
+    """Lives of blocks, from a use to the next one, by class and age in requests. One thread at a time."""
 
-    def __init__(self, classes: int, trust: float = 16.0) -> None:
+    def __init__(self, classes: int) -> None:
         self.edges = age_edges()
         self.widths = np.diff(self.edges, append=2 * self.edges[-1:]).astype(np.float64)
-        self.trust = trust
-        shape = (classes, len(self.edges))
-        self.returned = np.zeros(shape)
-        self.lost = np.zeros(shape)
-        self.open = np.zeros((classes, 256))
+        self.returned = np.zeros((classes, len(self.edges)))
+        self.lost = np.zeros((classes, len(self.edges)))
+        self._worth = np.zeros((classes, len(self.edges)))
+        self._relearn_at = 0
 
-    def begin(self, classes: Ints, time: int) -> None:
-        """Lives of these classes begin at ``time``."""
-        if time >= self.open.shape[1]:
-            self.open = np.pad(self.open, ((0, 0), (0, max(time + 1, self.open.shape[1]))))
-        np.add.at(self.open[:, time], classes, 1)
+    def end(self, classes: Ints, ages: Ints, *, returned: bool) -> None:
+        """Lives ended at these ages: by a return, or because nobody watches any longer."""
+        ended = self.returned if returned else self.lost
+        ended += self._count(classes, ages)
 
-    def end(self, classes: Ints, begun: Ints, time: int, *, returned: bool) -> None:
-        """Lives end at ``time``: by a return, or because nobody watches any longer."""
-        np.subtract.at(self.open, (classes, begun), 1)
-        np.add.at(self.returned if returned else self.lost, (classes, self.bucket(time - begun)), 1)
+    def is_due(self, now: int) -> bool:
+        """Whether there is something to learn, at request ``now``."""
+        return now >= self._relearn_at
+
+    def learn(self, classes: Ints, ages: Ints, now: int, *, per_request: float = 1.0) -> None:
+        """Compute what blocks are worth, from all lives that ended and from open ones, which have passed their ages.
+
+        ``per_request``: lives that begin with a request, in the mean.
+        """
+        if self.returned.sum() + self.lost.sum() > LIVES_KEPT:
+            self.returned /= 2
+            self.lost /= 2
+        lost = self.lost + self._count(classes, ages)
+        self._worth = gittins_index(hazards(self.returned, lost, TRUST * per_request), self.widths)
+        # While little was seen, every request teaches something.
+        self._relearn_at = now + 1 + min(now // 64, MOST_REQUESTS_BETWEEN)
+
+    def worth(self, classes: Ints, ages: Ints) -> Floats:
+        """Returns per block and request, for blocks that live on from these ages, as of the last ``learn``."""
+        worth: Floats = self._worth[classes, self.bucket(ages + 1)]
+        return worth
 
     def bucket(self, ages: Ints) -> Ints:
         """The bucket of each age; an age of 0 belongs to the first."""
         found = np.searchsorted(self.edges, ages, side="right") - 1
         return np.maximum(found, 0).astype(np.int64)
 
-    def index(self, now: int) -> Floats:
-        """Worth per class and bucket, from all lives seen so far, the open ones as having passed their age."""
-        buckets = self.bucket(now + 1 - np.arange(now + 1))
-        lost = self.lost.copy()
-        for row, counts in zip(lost, self.open, strict=True):
-            width = min(len(counts), now + 1)
-            row += np.bincount(buckets[:width], weights=counts[:width], minlength=len(row))
-        return gittins_index(hazards(self.returned, lost, self.trust), self.widths)
+    def _count(self, classes: Ints, ages: Ints) -> Floats:
+        shape = self.returned.shape
+        places = classes * shape[1] + self.bucket(ages)
+        return np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:

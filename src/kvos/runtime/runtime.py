@@ -17,6 +17,7 @@ from kvos.engine import Engine, TransformersEngine
 from kvos.errors import InvalidConfigError, InvalidInputError, SessionFileDamagedError
 from kvos.models.load import LoadedModel, load_model
 from kvos.models.memory import default_cache_bytes
+from kvos.policy import POLICIES
 from kvos.policy.residency import ResidencyRules
 from kvos.residency import Residency, TierReport
 from kvos.runtime.aio import AsyncSession
@@ -68,7 +69,7 @@ class Runtime:
         engine.attach(pool)
         tiers = open_tiers(config, pool, engine.info.model_name)
         secret = master_secret(config.home) if tiers else secrets.token_bytes(32)
-        manager = BlockManager(pool, BlockHasher(secret))
+        manager = BlockManager(pool, BlockHasher(secret), policy=POLICIES[config.eviction]())
         residency = None
         if tiers:
             residency = Residency(manager, tiers, restore_deadline_s=config.restore_deadline_ms / 1000)

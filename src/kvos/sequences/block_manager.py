@@ -14,7 +14,7 @@ import numpy as np
 
 from kvos.counters import Counters
 from kvos.errors import BlockStateError, OutOfBlocksError
-from kvos.policy import LRU, EvictionPolicy
+from kvos.policy import EvictionPolicy
 from kvos.sequences.hashing import Hasher
 from kvos.sequences.prefix_index import PrefixIndex
 from kvos.storage import Allocation, BlockAllocator, BlockPool, Reservation
@@ -24,9 +24,6 @@ from kvos.types import BlockIds, OwnerId, SequenceId
 __all__ = ["BlockManager", "Holder"]
 
 _logger = logging.getLogger(__name__)
-
-RECLAIM_SHARE = 64
-"""A full pool reclaims at least one in so many of its blocks at once, if as many are cached."""
 
 SCRUB_BATCH = 64
 """Blocks overwritten per idle moment: a few milliseconds, so that a new request never waits for long."""
@@ -57,7 +54,7 @@ class BlockManager:
     Args:
         pool: owns the tensors; grown from here.
         hasher: makes the content addresses under which blocks are shared.
-        policy: which cached block leaves first.
+        policy: which cached block leaves first; the default one if None.
         counters: where allocations, reclaims and scrubs are counted.
     """
 
@@ -73,8 +70,7 @@ class BlockManager:
         self.hasher = hasher
         self.counters = Counters() if counters is None else counters
         self.allocator = BlockAllocator(pool.num_blocks)
-        self.index = PrefixIndex()
-        self._policy = LRU() if policy is None else policy
+        self.index = PrefixIndex(policy)
         self._holders: dict[SequenceId, Holder] = {}
         self.relief: Callable[[int], None] = lambda _: None
         """Called when ``n`` blocks can't be had; gives back what somebody holds without using it, if it can."""
@@ -160,9 +156,7 @@ class BlockManager:
                 raise self._out_of_blocks(n)
             if missing <= 0:
                 return
-        # Finding the coldest looks at every entry, so a large pool reclaims some more at once.
-        wanted = max(missing, min(self.allocator.counts().cached, self.pool.max_blocks // RECLAIM_SHARE))
-        removed = self.index.remove_coldest(wanted, self._policy, self.allocator.is_cached)
+        removed = self.index.remove_coldest(missing, self.allocator.cached())
         self.allocator.reclaim(np.array(removed, np.int64))
         self.counters.add("blocks_reclaimed", len(removed))
         if len(removed) < missing:  # a CACHED block stays while a transfer uses one that hangs below it

@@ -5,21 +5,17 @@ Knows addresses, tokens and block ids; knows no tensors and no reference counts.
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from kvos.policy import EvictionCandidate, EvictionPolicy
+from kvos.policy import EvictionOrder, EvictionPolicy, ExpectedReturn
 from kvos.sequences.hashing import BlockAddress
 from kvos.types import BlockIds, TokenIds
 
 __all__ = ["IndexEntry", "PrefixIndex"]
-
-REMEMBERED_EVICTIONS = 65_536
-"""Addresses of reclaimed blocks that are kept to explain later misses: 32 bytes each, a few megabytes in all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,19 +32,19 @@ class IndexEntry:
     tokens: TokenIds
     block: int
     depth: int
-    last_used: int
-    hits: int = 0
-    children: int = field(default=0)
 
 
 class PrefixIndex:
-    """Published blocks of all roots. The blocks themselves belong to the allocator."""
+    """Published blocks of all roots. The blocks themselves belong to the allocator.
 
-    def __init__(self) -> None:
+    Args:
+        policy: which of them leaves first.
+    """
+
+    def __init__(self, policy: EvictionPolicy | None = None) -> None:
         self._entries: dict[BlockAddress, IndexEntry] = {}
         self._by_block: dict[int, IndexEntry] = {}
-        self._evicted: OrderedDict[BlockAddress, None] = OrderedDict()
-        self._clock = 0
+        self._order = EvictionOrder(ExpectedReturn() if policy is None else policy)
         self.collisions = 0
         """Addresses that were equal while the tokens were not; each was treated as a miss."""
 
@@ -71,12 +67,17 @@ class PrefixIndex:
     def _confirmed(entry: IndexEntry, root: BlockAddress, parent: IndexEntry | None, tokens: TokenIds) -> bool:
         return entry.parent is parent and entry.root == root and np.array_equal(entry.tokens, tokens)
 
-    def touch(self, entries: Iterable[IndexEntry], *, hit: bool) -> None:
-        """Note a use of ``entries`` now; ``hit`` also counts a match."""
-        self._clock += 1
-        for entry in entries:
-            entry.last_used = self._clock
-            entry.hits += hit
+    def begin_request(self) -> None:
+        """Time goes on, for the eviction policy: it is counted in requests."""
+        self._order.begin_request()
+
+    def touch(self, blocks: BlockIds, *, hit: bool) -> None:
+        """Note a use now of those of ``blocks`` that are published; ``hit`` also counts a match."""
+        self._order.touch(blocks, hit=hit)
+
+    def hits(self, entries: Sequence[IndexEntry]) -> npt.NDArray[np.int64]:
+        """How often each of these published entries was matched."""
+        return self._order.hits(np.array([entry.block for entry in entries], np.int64))
 
     def insert(
         self, root: BlockAddress, parent: IndexEntry | None, address: BlockAddress, tokens: TokenIds, block: int
@@ -84,19 +85,16 @@ class PrefixIndex:
         """Publish ``block``; None if the address is taken by other content, in which case nothing changed."""
         if address in self._entries:
             return None
-        self._clock += 1
         depth = 0 if parent is None else parent.depth + 1
-        entry = IndexEntry(address, root, parent, tokens.copy(), block, depth, self._clock)
+        entry = IndexEntry(address, root, parent, tokens.copy(), block, depth)
         self._entries[address] = entry
-        self._evicted.pop(address, None)
         self._by_block[block] = entry
-        if parent is not None:
-            parent.children += 1
+        self._order.insert(block, None if parent is None else parent.block, address)
         return entry
 
     def was_evicted(self, address: BlockAddress) -> bool:
         """Whether a block with this address was here, and had to leave; only the latest evictions are remembered."""
-        return address in self._evicted
+        return self._order.was_evicted(address)
 
     def entry_of(self, block: int) -> IndexEntry | None:
         """The entry that ``block`` is published under."""
@@ -104,6 +102,7 @@ class PrefixIndex:
 
     def move(self, sources: BlockIds, targets: BlockIds) -> None:
         """What was published in ``sources[i]`` is in ``targets[i]`` now; no target is published. Not a use."""
+        self._order.move(sources, targets)
         moved = zip(sources.tolist(), targets.tolist(), strict=True)
         found = [(self._by_block.pop(source, None), target) for source, target in moved]
         for entry, target in found:
@@ -111,46 +110,22 @@ class PrefixIndex:
                 entry.block = target
                 self._by_block[target] = entry
 
-    def remove_coldest(self, n: int, policy: EvictionPolicy, removable: Callable[[int], bool]) -> list[int]:
+    def remove_coldest(self, n: int, removable: npt.NDArray[np.bool_]) -> list[int]:
         """Unpublish up to ``n`` blocks, leaves first, by the policy's order; returns their ids.
 
-        ``removable`` says whether nobody holds a block. A parent becomes a leaf when its last child has left.
+        ``removable`` says of each block whether nobody holds it. A parent becomes a leaf when its last child has left.
         """
-        heap = [
-            (policy.sort_key(self._candidate(entry)), entry.block)
-            for entry in self._entries.values()
-            if entry.children == 0 and removable(entry.block)
-        ]
-        heapq.heapify(heap)
-        removed: list[int] = []
-        while heap and len(removed) < n:
-            entry = self._by_block[heapq.heappop(heap)[1]]
-            self._remove_leaf(entry)
-            removed.append(entry.block)
-            parent = entry.parent
-            if parent is not None and parent.children == 0 and removable(parent.block):
-                heapq.heappush(heap, (policy.sort_key(self._candidate(parent)), parent.block))
+        removed = self._order.remove_coldest(n, removable)
+        for block in removed:
+            del self._entries[self._by_block.pop(block).address]
         return removed
-
-    def _remove_leaf(self, entry: IndexEntry) -> None:
-        del self._entries[entry.address]
-        del self._by_block[entry.block]
-        if entry.parent is not None:
-            entry.parent.children -= 1
-        self._evicted[entry.address] = None
-        if len(self._evicted) > REMEMBERED_EVICTIONS:
-            self._evicted.popitem(last=False)
-
-    @staticmethod
-    def _candidate(entry: IndexEntry) -> EvictionCandidate:
-        return EvictionCandidate(entry.last_used, entry.depth, entry.hits)
 
     def entries(self) -> Iterator[IndexEntry]:
         return iter(self._entries.values())
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the tree is not one: wrong child counts, orphans, a block under two addresses."""
-        children: dict[BlockAddress, int] = {}
+        self._order.check_invariants()
         for address, entry in self._entries.items():
             assert entry.address == address
             assert self._by_block[entry.block] is entry, "a block is published twice"
@@ -158,7 +133,8 @@ class PrefixIndex:
                 assert self._entries.get(entry.parent.address) is entry.parent, "an entry outlived its parent"
                 assert entry.depth == entry.parent.depth + 1
                 assert entry.root == entry.parent.root
-                children[entry.parent.address] = children.get(entry.parent.address, 0) + 1
-        for address, entry in self._entries.items():
-            assert entry.children == children.get(address, 0), "wrong child count"
         assert len(self._by_block) == len(self._entries)
+        found = {
+            block: (e.address, None if e.parent is None else e.parent.block) for block, e in self._by_block.items()
+        }
+        assert self._order.forest() == found, "the index and what is known of uses differ"

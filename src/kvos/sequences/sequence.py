@@ -236,7 +236,7 @@ class SequenceCache:
         self._trim_table()
         self._table.extend(blocks)
         self._num_computed += len(found) * size
-        self._manager.index.touch(found, hit=True)
+        self._manager.index.touch(blocks, hit=True)
         self._manager.counters.add("tokens_shared", gained)
         return gained
 
@@ -420,8 +420,7 @@ class SequenceCache:
             self._table[i] = int(new[i])
 
     def _touch_entries(self) -> None:
-        entries = (self._manager.index.entry_of(int(block)) for block in self._table.view())
-        self._manager.index.touch((entry for entry in entries if entry is not None), hit=False)
+        self._manager.index.touch(self._table.view(), hit=False)
 
     def _check_usable(self) -> None:
         if self._released:

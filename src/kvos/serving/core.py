@@ -198,6 +198,7 @@ class EngineCore:
     def _admit(self, request: Request, undo: Callable[[], None]) -> None:
         sequence = request.session.sequence
         already = sequence.num_computed
+        self.manager.index.begin_request()
         try:
             request.shared = sequence.adopt_prefix()
             pending = sequence.num_pending

@@ -123,7 +123,7 @@ class BlockMoves:
             return
         entries = session.sequence.published()
         if not session.is_named:
-            entries = entries[: sum(entry.hits >= HITS_WORTH_STORING for entry in entries)]
+            entries = entries[: int((self._manager.index.hits(entries) >= HITS_WORTH_STORING).sum())]
         self.residency.keep(entries)
 
     def store(self, session: CacheSession) -> Future[StoreSummary]:

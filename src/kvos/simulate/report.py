@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from kvos.errors import InvalidInputError
-from kvos.policy.lru import LRU
+from kvos.policy import LRU, POLICIES
 from kvos.simulate.belady import ceiling_hits, optimum_hits
-from kvos.simulate.replay import ExpectedReturnReplay, KeyedReplay, Replay
+from kvos.simulate.replay import Replay
 from kvos.simulate.trace import Trace
 
-__all__ = ["POLICIES", "Report", "Row", "simulate"]
-
-POLICIES: dict[str, Callable[[Trace, int], Replay]] = {
-    "expected-return": ExpectedReturnReplay,
-    "lru": lambda trace, capacity: KeyedReplay(trace, capacity, LRU()),
-}
-"""By the name that the command line takes; the first is the default."""
+__all__ = ["Report", "Row", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ def simulate(trace: Trace, sizes: Sequence[int], policy: str = "expected-return"
 
 
 def _row(trace: Trace, size: int, policy: str) -> Row:
-    lru = POLICIES["lru"](trace, size).run()
-    chosen = lru if policy == "lru" else POLICIES[policy](trace, size).run()
+    lru = Replay(trace, size, LRU()).run()
+    chosen = lru if policy == "lru" else Replay(trace, size, POLICIES[policy]()).run()
     optimum = optimum_hits(trace, size)
     return Row(size, chosen / trace.asked, lru / trace.asked, optimum / trace.asked)

@@ -298,8 +298,10 @@ class BlockAllocator:
         shared = ids[~self.writable(ids)]
         raise SharedBlockWriteError(f"blocks {shared.tolist()} are shared, busy or published; copy before writing")
 
-    def is_cached(self, block: int) -> bool:
-        return bool(self._status[block] == _CACHED)
+    def cached(self) -> npt.NDArray[np.bool_]:
+        """By block, whether it is ``CACHED``."""
+        cached: npt.NDArray[np.bool_] = self._status == _CACHED
+        return cached
 
     # -- moving --------------------------------------------------------------------------------------------------
 

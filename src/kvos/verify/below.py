@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 
-from kvos.policy import LRU
 from kvos.policy.transfer import SpeedEstimate
 from kvos.residency import Residency
 from kvos.runtime import Runtime, Session
@@ -110,7 +109,7 @@ def compact(runtime: Runtime) -> None:
 
 
 def _reclaim(manager: BlockManager, most: int) -> None:
-    unheld = manager.index.remove_coldest(most, LRU(), manager.allocator.is_cached)
+    unheld = manager.index.remove_coldest(most, manager.allocator.cached())
     manager.allocator.reclaim(np.array(unheld, np.int64))
 
 
