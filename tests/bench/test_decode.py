@@ -11,20 +11,6 @@ from rich.console import Console
 from kvos.bench import bench_decode, render
 from kvos.config import KvosConfig
 from kvos.errors import InvalidInputError
-from kvos.testing import toy_model, toy_tokenizer
-
-
-@pytest.fixture(scope="module")
-def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    toy_model(max_position_embeddings=256).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> KvosConfig:
-    return KvosConfig(home=tmp_path, cache_bytes=8 << 20, dtype="fp32", offline=True)
 
 
 def test_every_size_that_was_asked_for_is_measured_on_both_sides(toy_folder: Path, config: KvosConfig) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvos.bench.files import drop_from_page_cache, plain_read_seconds, plain_write_seconds
-from kvos.bench.workplace import Workplace, empty_device, tokens_of
+from kvos.bench.workplace import Workplace, empty_device, invent_kv, random_tokens
 from kvos.errors import ServerError
 from kvos.residency import PIECE_BLOCKS, Residency, RestoreEnd
 from kvos.runtime import Runtime
@@ -111,10 +111,10 @@ def measure_disk(place: Workplace, tokens: int, rounds: int = ROUNDS) -> MoveRow
 
 
 def _fill(runtime: Runtime, tokens: int) -> int:
-    """Open the session that moves, and compute it; returns how many full blocks it has."""
+    """Open the session that moves; how many full blocks it has. Without a model's work: any bytes move alike."""
     session = runtime.session()  # without a name, so that nothing is stored but by hand
-    session.append_tokens(tokens_of(runtime, tokens))
-    session.prefill()
+    session.append_tokens(random_tokens(runtime, tokens))
+    runtime.inspect(lambda core: invent_kv(core, _session(core).sequence))
     return tokens // runtime.config.block_size
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,12 @@ import numpy as np
 from kvos.config import KvosConfig
 from kvos.models.load import LoadedModel, load_model
 from kvos.runtime import Runtime, open_runtime
+from kvos.sequences import SequenceCache
 from kvos.serving import EngineCore
 from kvos.storage import KVLayout
 from kvos.types import OwnerId, TokenIds
 
-__all__ = ["Workplace", "empty_device", "open_workplace", "tokens_of"]
-
-TEXT_SEED = 4
+__all__ = ["Workplace", "empty_device", "invent_kv", "open_workplace", "random_tokens", "text_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,20 @@ def open_workplace(model: str, config: KvosConfig) -> Iterator[Workplace]:
         yield Workplace(loaded, Path(folder), config, layout)
 
 
-def tokens_of(runtime: Runtime, n: int, seed: int = TEXT_SEED) -> TokenIds:
-    """``n`` random token ids of the model, others for another seed, so that nothing is shared by chance."""
+def random_tokens(runtime: Runtime, n: int, seed: int = 0) -> TokenIds:
+    """``n`` token ids of the model, others for another seed, so that nothing is shared by chance."""
     vocabulary = runtime.inspect(lambda core: core.engine.info.vocab_size)
     return np.random.default_rng(seed).integers(0, vocabulary, n).astype(np.int32)
+
+
+def text_tokens(runtime: Runtime, n: int) -> TokenIds:
+    """The first ``n`` token ids of English text: the chapters of Python's own help."""
+    ids: list[int] = []
+    for chapter in topics.values():
+        if len(ids) >= n:
+            break
+        ids += runtime.tokenizer(chapter, add_special_tokens=False)["input_ids"]
+    return np.resize(np.array(ids, np.int32), n)
 
 
 def empty_device(core: EngineCore) -> None:
@@ -78,3 +88,14 @@ def empty_device(core: EngineCore) -> None:
     counts = manager.allocator.counts()
     free = counts.free + counts.cached + manager.pool.max_blocks - manager.pool.num_blocks
     manager.cancel(manager.reserve(free, OwnerId(0)))
+
+
+def invent_kv(core: EngineCore, sequence: SequenceCache) -> None:
+    """Make pending tokens computed, with made-up keys and values; those of all others are overwritten, too.
+
+    Engine thread. For measurements that move or read bytes, whatever they are.
+    """
+    sequence.complete_write(sequence.prepare_write(sequence.num_pending))
+    for segment in core.manager.pool.segments:
+        for tensor in (*segment.keys, *segment.values):
+            tensor.fill_(1)  # memory that was never written is not there yet

@@ -1,7 +1,9 @@
-"""``kvos bench``: what it costs, beside plain Transformers."""
+"""``kvos bench``: what it costs and saves, beside a yardstick in the same run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -12,13 +14,19 @@ from kvos.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, JsonOptio
 
 __all__ = ["bench_app"]
 
+LOADING = "Loading PyTorch ..."
+
 bench_app = typer.Typer(
     help=help_text(
-        "Measurements on this machine, each beside plain Transformers with its own cache, in one run.",
+        "Measurements on this machine, each beside a yardstick that takes turns with it in one run: plain "
+        "Transformers, plain copies and files, or the same work with other memory.",
         ("kvos bench decode", "step time at 1, 4 and 8 sequences, and prefill speed"),
         ("kvos bench codecs", "size, speed and error of what tiers write"),
+        ("kvos bench tiers", "host memory and disk: speed, and what they save"),
+        ("kvos bench resume", "first token of a session resumed in a new process"),
+        ("kvos bench compaction", "what blocks next to each other buy"),
     ),
-    short_help="Measure, beside plain Transformers.",
+    short_help="Measure speed, tiers and resuming, beside yardsticks.",
     **HELP_SETTINGS,
 )
 
@@ -39,21 +47,11 @@ def decode(
     device: DeviceOption = None,
 ) -> None:
     """See help."""
-    numbers, config = _numbers(sequences), settings(dtype=dtype, device=device)
-    with working("Loading PyTorch ..."):
+    numbers, config = _numbers(sequences, "--sequences"), settings(dtype=dtype, device=device)
+    with working(LOADING):
         from kvos.bench import bench_decode, render
-        from kvos.models.progress import BarProgress
-    progress = BarProgress()
-    try:
-        report = bench_decode(
-            model,
-            sequences=numbers,
-            tokens=tokens,
-            config=config,
-            progress=lambda what: progress.begin(f"Measuring: {what}", None),
-        )
-    finally:
-        progress.end()
+    with _progress() as tell:
+        report = bench_decode(model, sequences=numbers, tokens=tokens, config=config, progress=tell)
     write_json(json_file, report.as_dict())
     output_console().print(render(report))
 
@@ -80,29 +78,116 @@ def codecs(
 ) -> None:
     """See help."""
     config = settings(dtype=dtype, device=device)
-    with working("Loading PyTorch ..."):
+    with working(LOADING):
         from kvos.bench import bench_codecs, render_codecs
-        from kvos.models.progress import BarProgress
-    progress = BarProgress()
-    try:
-        report = bench_codecs(
-            model,
-            tokens=tokens,
-            texts=texts,
-            config=config,
-            progress=lambda what: progress.begin(f"Measuring: {what}", None),
-        )
-    finally:
-        progress.end()
+    with _progress() as tell:
+        report = bench_codecs(model, tokens=tokens, texts=texts, config=config, progress=tell)
     write_json(json_file, report.as_dict())
     output_console().print(render_codecs(report))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+@bench_app.command(
+    help=help_text(
+        """How fast blocks move to host memory and disk and back, beside plain copies and files; and sessions that
+        take turns on a pool a quarter the size of their KV: with a disk tier beside a pool with room for all, and with
+        a disk at a twentieth of its speed beside none.
+
+        Takes two or three minutes, and a few hundred MB in a folder of its own in KVOS_HOME.""",
+        ("kvos bench tiers", "the figures of the documentation, here"),
+        ("kvos bench tiers --rounds 1", "a quick look"),
+    )
+)
+def tiers(
+    tokens: Annotated[int, typer.Option("--tokens", min=16, metavar="N", help="How many move at once.")] = 4096,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, metavar="N", help="Of each pair.", show_default="7, workloads 3")
+    ] = None,
+    json_file: JsonOption = None,
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DTypeOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """See help."""
+    config = settings(dtype=dtype, device=device)
+    with working(LOADING):
+        from kvos.bench import bench_tiers, render_tiers
+    with _progress() as tell:
+        report = bench_tiers(model, tokens=tokens, rounds=rounds, config=config, progress=tell)
+    write_json(json_file, report.as_dict())
+    output_console().print(render_tiers(report))
+
+
+@bench_app.command(
+    help=help_text(
+        """Time to the first token of a session that was hibernated and is resumed from disk in a new process, with the
+        model open and the files out of the page cache; beside the same turn on a warm session, and beside computing it
+        all again.
+
+        Takes about a minute.""",
+        ("kvos bench resume", "a session of 2,000 tokens, three new processes"),
+        ("kvos bench resume --tokens 6000", "a longer one"),
+    )
+)
+def resume(
+    tokens: Annotated[int, typer.Option("--tokens", min=16, metavar="N", help="Of the session.")] = 2000,
+    processes: Annotated[int, typer.Option("--processes", min=1, metavar="N", help="New processes.")] = 3,
+    json_file: JsonOption = None,
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DTypeOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """See help."""
+    config = settings(dtype=dtype, device=device)
+    with working(LOADING):
+        from kvos.bench import bench_resume, render_resume
+    with _progress() as tell:
+        report = bench_resume(model, tokens=tokens, processes=processes, config=config, progress=tell)
+    write_json(json_file, report.as_dict())
+    output_console().print(render_resume(report))
+
+
+@bench_app.command(
+    help=help_text(
+        """Time of a decode step over a table whose blocks lie in random order, and over the same table after
+        compaction; and how many steps it takes until the moving has paid.""",
+        ("kvos bench compaction", "histories of 1,024 and 4,096 tokens"),
+        ("kvos bench compaction --tokens 8000", "another length"),
+    )
+)
+def compaction(
+    tokens: Annotated[str, typer.Option("--tokens", metavar="N,N", help="Lengths of the history.")] = "1024,4096",
+    json_file: JsonOption = None,
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DTypeOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """See help."""
+    numbers, config = _numbers(tokens, "--tokens"), settings(dtype=dtype, device=device)
+    with working(LOADING):
+        from kvos.bench import bench_compaction, render_compaction
+    with _progress() as tell:
+        report = bench_compaction(model, tokens=numbers, config=config, progress=tell)
+    write_json(json_file, report.as_dict())
+    output_console().print(render_compaction(report))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says on stderr what is being measured."""
+    from kvos.models.progress import BarProgress
+
+    progress = BarProgress()
+    try:
+        yield lambda what: progress.begin(f"Measuring: {what}", None)
+    finally:
+        progress.end()
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"--sequences is {text!r}; expected numbers from 1 with commas between, such as 1,4,8")
+        raise typer.BadParameter(f"{option} is {text!r}; expected numbers from 1 with commas between, such as 1,4,8")
     return numbers
