@@ -102,9 +102,10 @@ class KvosConfig:
             pool has, but no more than a quarter of the free memory; none where the device's memory is the same RAM.
         host_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``raw``: a copy is all that it costs.
             ``lossless`` holds a fifth more, and makes sense on a CPU; of the others see ``disk_codec``.
-        disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, whence finished turns of named sessions come
-            back after they left the device, also in another process. Default 4 GiB: it can be filled within a day's
-            work, and is small beside a model. 0 switches the disk tier off.
+        disk_cache_bytes: most bytes of blocks on disk, in ``home/blocks``, of all models together; from there finished
+            turns of named sessions come back after they left the device, also in another process. Default 4 GiB: it can
+            be filled within a day's work, and is small beside a model. 0 switches the disk tier off. Other models than
+            the one that runs keep half of it at most.
         disk_codec: ``raw``, ``lossless``, ``int8`` or ``int4``. Default ``lossless``: a fifth less to read.
             The last two are LOSSY: what comes back is not what was computed, everything in such a runtime counts as
             approximate, and it shares no blocks with an exact one.

@@ -234,3 +234,11 @@ def test_a_lossy_tier_has_a_class_of_its_own(open_runtime: Any, tmp_path: Path) 
     assert back.generate(max_tokens=1).result().usage.restored_tokens > 0, "what was exact is still there"
     assert KvosConfig(home=tmp_path, disk_codec="int4").exactness == "approximate (int4 on disk)"
     assert KvosConfig(home=tmp_path, disk_codec="int4", disk_cache_bytes=0).exactness == "exact"
+
+
+def test_a_broken_secret_is_no_reason_to_fail(open_runtime: Any, tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "secret").write_bytes(b"short")
+    runtime = open_runtime()
+    assert "without tiers" in caplog.text
+    assert runtime.tiers() == ()
+    assert told(runtime.session("named"))

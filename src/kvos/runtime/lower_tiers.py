@@ -18,10 +18,11 @@ from kvos.tiers import Codec, Tier
 from kvos.tiers.codecs import LosslessCodec, QuantisedCodec, RawCodec
 from kvos.tiers.disk import DiskTier
 from kvos.tiers.disk.about import About, write_about
+from kvos.tiers.disk.budget import capacity_beside
 from kvos.tiers.disk.pack import FORMAT
 from kvos.tiers.host import HostTier
 
-__all__ = ["make_codec", "master_secret", "open_tiers"]
+__all__ = ["make_codec", "master_secret", "open_secret", "open_tiers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ LAYOUT_NAME_BYTES = 8
 
 SHARE_OF_RAM = 0.25
 """Of what is free: the rest is for the model that loads next, and for everybody else."""
+
+MOST_HOST_BYTES = 16 << 30
+"""Unasked. The arena is allocated when a runtime opens, and page-locking takes a second for some GiB."""
 
 
 def master_secret(home: Path) -> bytes:
@@ -62,6 +66,17 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
+def open_secret(config: KvosConfig) -> bytes | None:
+    """The master secret if tiers are wanted and it can be had; None is no reason to fail, but one to go on without."""
+    if config.disk_cache_bytes == 0 and config.host_cache_bytes == 0:
+        return None
+    try:
+        return master_secret(config.home)
+    except OSError as error:
+        _logger.warning("going on without tiers below the device: %s", error)
+        return None
+
+
 def open_tiers(config: KvosConfig, pool: BlockPool, model_name: str) -> tuple[Tier, ...]:
     """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail.
 
@@ -74,7 +89,7 @@ def open_tiers(config: KvosConfig, pool: BlockPool, model_name: str) -> tuple[Ti
 def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
     size = config.host_cache_bytes
     if size is None:  # the same RAM as the device's needs no second tier
-        most = int(psutil.virtual_memory().available * SHARE_OF_RAM)
+        most = min(MOST_HOST_BYTES, int(psutil.virtual_memory().available * SHARE_OF_RAM))
         size = min(pool.max_blocks * pool.layout.bytes_per_block, most) if pool.device.type != "cpu" else 0
     if size < pool.layout.bytes_per_block:
         return None
@@ -90,10 +105,11 @@ def _open_disk(config: KvosConfig, layout: KVLayout, model_name: str) -> Tier | 
         return None
     codec = make_codec(config.disk_codec, layout)
     folder = config.home / "blocks" / _layout_name(layout, codec)
+    capacity = capacity_beside(folder.parent, folder.name, config.disk_cache_bytes)
     try:
         tier = DiskTier(
             folder,
-            capacity_bytes=config.disk_cache_bytes,
+            capacity_bytes=capacity,
             bytes_per_block=layout.bytes_per_block,
             block_size=layout.block_size,
             codec=codec,

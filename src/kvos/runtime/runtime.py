@@ -22,7 +22,7 @@ from kvos.policy.residency import ResidencyRules
 from kvos.residency import Residency, TierReport
 from kvos.runtime.aio import AsyncSession
 from kvos.runtime.archive import check_loadable, import_session, reopen_session
-from kvos.runtime.lower_tiers import master_secret, open_tiers
+from kvos.runtime.lower_tiers import open_secret, open_tiers
 from kvos.runtime.parts import RuntimeParts, check_name
 from kvos.runtime.published import StatsPublisher
 from kvos.runtime.report import (
@@ -67,9 +67,9 @@ class Runtime:
         renderer = ChatRenderer(tokenizer)
         pool = _make_pool(engine, config, device)
         engine.attach(pool)
-        tiers = open_tiers(config, pool, engine.info.model_name)
-        secret = master_secret(config.home) if tiers else secrets.token_bytes(32)
-        manager = BlockManager(pool, BlockHasher(secret), policy=POLICIES[config.eviction]())
+        secret = open_secret(config)
+        tiers = () if secret is None else open_tiers(config, pool, engine.info.model_name)
+        manager = BlockManager(pool, BlockHasher(secret or secrets.token_bytes(32)), policy=POLICIES[config.eviction]())
         residency = None
         if tiers:
             residency = Residency(manager, tiers, restore_deadline_s=config.restore_deadline_ms / 1000)
