@@ -73,7 +73,7 @@ def test_another_element_size_has_another_name() -> None:
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 def test_every_truncation_is_refused(codec: Codec) -> None:
     data = normal_blocks(LAYOUT, 1)
-    whole = codec.encode(data)[0]
+    whole = bytes(codec.encode(data)[0])
     out = np.empty_like(data)
     assert [size for size in range(len(whole)) if codec.decode([whole[:size]], out) != [False]] == []
     assert codec.decode([whole + b"\0"], out) == [False]

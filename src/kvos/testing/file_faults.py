@@ -13,14 +13,14 @@ from kvos.tiers.disk import pack
 
 __all__ = ["FileFaults", "file_faults"]
 
-CALLS = ("write", "fsync", "pread")
+CALLS = ("write", "fsync", "preadv")
 
 
 class FileFaults:
     """What the disk tiers of this process meet when they call the operating system. Any thread.
 
     Attributes:
-        calls: how often each of ``write``, ``fsync`` and ``pread`` was called.
+        calls: how often each of ``write``, ``fsync`` and ``preadv`` was called.
         hanging: set while a call hangs; a test may wait for it.
     """
 
@@ -80,9 +80,9 @@ class _FaultyOs:
         self._faults.meet("fsync")
         os.fsync(handle)
 
-    def pread(self, handle: int, length: int, offset: int) -> bytes:
-        self._faults.meet("pread")
-        return os.pread(handle, length, offset)
+    def preadv(self, handle: int, buffers: Any, offset: int) -> int:
+        self._faults.meet("preadv")
+        return os.preadv(handle, buffers, offset)
 
 
 def _known(call: str) -> str:

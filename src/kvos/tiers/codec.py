@@ -22,8 +22,8 @@ class Codec(ABC):
     lossless: bool
 
     @abstractmethod
-    def encode(self, data: PayloadBytes) -> list[bytes]:
-        """One string of bytes per row of ``data`` ``[blocks, bytes_per_block]``."""
+    def encode(self, data: PayloadBytes) -> Sequence[bytes | memoryview]:
+        """One string of bytes per row of ``data`` ``[blocks, bytes_per_block]``; may be a view of it."""
 
     @abstractmethod
     def decode(self, encoded: Sequence[bytes | memoryview], out: PayloadBytes) -> list[bool]:

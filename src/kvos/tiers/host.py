@@ -128,7 +128,7 @@ class HostTier(Tier):
         if self._codec is None or not rows:
             return {}
         data = batch.data if len(rows) == len(batch) else batch.data[rows]
-        return dict(zip(rows, self._codec.encode(data), strict=True))
+        return dict(zip(rows, map(bytes, self._codec.encode(data)), strict=True))
 
     def _place(self, batch: BlockBatch, row: int, encoded: dict[int, bytes], row_of: dict[int, int]) -> Stored:
         """Make the entry of one row. Bytes that belong into the arena are noted in ``row_of``, by slot."""

@@ -228,7 +228,7 @@ def test_a_read_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", broken)
+        patch.setattr(os, "preadv", broken)
         assert load_checked(tier, [1]) == [Loaded.FAILED]
     assert load_checked(tier, [1]) == HITS
     tier.close()
@@ -253,7 +253,8 @@ def test_a_deleted_pack_is_a_miss_and_counted(tmp_path: Path) -> None:
 
 def test_a_pack_of_another_format_is_left_alone_until_room_is_needed(tmp_path: Path) -> None:
     blocks = request([5])
-    old = bytearray(encode_record("plain", blocks.keys[0], blocks.parents[0], blocks.tokens[0], content([5]).tobytes()))
+    payload = content([5]).tobytes()
+    old = bytearray(bytes(encode_record("plain", blocks.keys[0], blocks.parents[0], blocks.tokens[0], payload)))
     old[8:12] = struct.pack("<I", FORMAT + 1)
     path = tmp_path / "00000007.pack"
     path.write_bytes(bytes(old))

@@ -13,13 +13,13 @@ __all__ = ["RawCodec"]
 
 
 class RawCodec(Codec):
-    """Writes the bytes down unchanged. Keeps no state."""
+    """Writes the bytes down unchanged: views of what it is given. Keeps no state."""
 
     name = "raw"
     lossless = True
 
-    def encode(self, data: PayloadBytes) -> list[bytes]:
-        return [row.tobytes() for row in data]
+    def encode(self, data: PayloadBytes) -> list[bytes | memoryview]:
+        return [row.data for row in data]
 
     def decode(self, encoded: Sequence[bytes | memoryview], out: PayloadBytes) -> list[bool]:
         return [self._decode_one(block, row) for block, row in zip(encoded, out, strict=True)]

@@ -24,6 +24,7 @@ __all__ = [
     "FORMAT",
     "HEADER_BYTES",
     "NAME_BYTES",
+    "EncodedRecord",
     "Record",
     "Scan",
     "codec_of",
@@ -31,6 +32,7 @@ __all__ = [
     "fsync_folder",
     "pack_path",
     "pread_all",
+    "read_ahead",
     "read_record",
     "scan_pack",
     "write_pack",
@@ -75,19 +77,34 @@ class Scan:
     other_format: bool
 
 
-def _checksum(fields: bytes | memoryview, body: bytes | memoryview) -> bytes:
-    hasher = xxhash.xxh3_128(fields)
-    hasher.update(body)
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """A record's bytes in two parts; ``len`` is that of both."""
+
+    head: bytes
+    payload: bytes | memoryview
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.payload)
+
+    def __bytes__(self) -> bytes:
+        return b"".join((self.head, self.payload))
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
     return hasher.digest()
 
 
 def encode_record(
     codec: str, key: BlockKey, parent: BlockKey, tokens: npt.NDArray[np.int32], payload: bytes | memoryview
-) -> bytes:
-    """One record, ready to be written."""
+) -> EncodedRecord:
+    """One record, ready to be written; ``payload`` is not copied, and must stay as it is until then."""
     fields = _FIELDS.pack(MAGIC, FORMAT, codec.encode(), key, parent, len(tokens), len(payload))
-    body = tokens.astype("<i4", copy=False).tobytes() + bytes(payload)
-    return fields + _checksum(fields, body) + body
+    ids = tokens.astype("<i4", copy=False).tobytes()
+    return EncodedRecord(fields + _checksum(fields, ids, payload) + ids, payload)
 
 
 def read_record(data: bytes | memoryview) -> Record | None:
@@ -119,7 +136,7 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_pack(path: Path, records: Sequence[bytes]) -> int:
+def write_pack(path: Path, records: Sequence[EncodedRecord]) -> int:
     """Write a pack so that its name appears only when its bytes are durable; its size in bytes.
 
     Raises:
@@ -130,9 +147,8 @@ def write_pack(path: Path, records: Sequence[bytes]) -> int:
         handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             for record in records:
-                rest = memoryview(record)
-                while rest:
-                    rest = rest[os.write(handle, rest) :]
+                _write_all(handle, record.head)
+                _write_all(handle, record.payload)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -145,17 +161,28 @@ def write_pack(path: Path, records: Sequence[bytes]) -> int:
     return sum(map(len, records))
 
 
-def pread_all(handle: int, length: int, offset: int) -> bytes:
-    """``length`` bytes at ``offset``; fewer only where the file ends."""
-    parts: list[bytes] = []
-    while length > 0:
-        part = os.pread(handle, length, offset)
-        if not part:
+def _write_all(handle: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def pread_all(handle: int, out: memoryview, offset: int) -> int:
+    """Fill ``out`` with what is at ``offset``; how many bytes that were: fewer only where the file ends."""
+    done = 0
+    while done < len(out):
+        read = os.preadv(handle, [out[done:]], offset + done)
+        if not read:
             break
-        parts.append(part)
-        length -= len(part)
-        offset += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        done += read
+    return done
+
+
+def read_ahead(handle: int, length: int, offset: int) -> None:
+    """Have the kernel fetch what will be asked for, while what has come is being worked on. A hint: never raises."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(handle, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def _verified(data: memoryview, offset: int) -> tuple[Record, int] | None:

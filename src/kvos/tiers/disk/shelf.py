@@ -18,7 +18,7 @@ from kvos.tiers.base import BlockKey
 from kvos.tiers.disk.catalog import Catalog, is_damage
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES, Entry, Index
 from kvos.tiers.disk.opening import open_folder
-from kvos.tiers.disk.pack import Record, pack_path, pread_all, read_record, write_pack
+from kvos.tiers.disk.pack import EncodedRecord, Record, pack_path, pread_all, read_ahead, read_record, write_pack
 
 __all__ = ["Shelf"]
 
@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 
 PACKS_AT_LEAST = 16
 """A full tier has so many: as much as one of them takes is kept free."""
+
+
+MOST_BUFFER_BYTES = 32 << 20
+"""Larger reads, of whole packs, get memory of their own."""
+
+SPARSE = 2
+"""Blocks that lie so many times as far apart as if nothing were between them are not worth reading ahead."""
 
 
 class Shelf:
@@ -49,6 +56,7 @@ class Shelf:
         self._pack_bytes = max(0, min(pack_bytes, (capacity_bytes - CATALOG_BYTES) // PACKS_AT_LEAST))
         self.room = capacity_bytes - self._pack_bytes
         self._codec = codec
+        self._buffer = bytearray()
         self._counters = counters
         opened = open_folder(folder, counters)
         self._catalog, self.index, self._leftovers = opened.catalog, opened.index, opened.leftovers
@@ -78,7 +86,7 @@ class Shelf:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def write(self, records: dict[BlockKey, bytes], ticks: Mapping[BlockKey, int]) -> bool:
+    def write(self, records: dict[BlockKey, EncodedRecord], ticks: Mapping[BlockKey, int]) -> bool:
         """Make room, write packs, commit, publish; False if that failed, and then the blocks are not there."""
         size = sum(map(len, records.values()))
         written: dict[int, int] = {}
@@ -109,9 +117,9 @@ class Shelf:
         for key, entry in entries.items():
             self.index.add(key, entry)
 
-    def _parts(self, records: list[tuple[BlockKey, bytes]]) -> list[list[tuple[BlockKey, bytes]]]:
+    def _parts(self, records: list[tuple[BlockKey, EncodedRecord]]) -> list[list[tuple[BlockKey, EncodedRecord]]]:
         """Divided so that no part has more than ``pack_bytes``, except for one record that is larger."""
-        parts: list[list[tuple[BlockKey, bytes]]] = []
+        parts: list[list[tuple[BlockKey, EncodedRecord]]] = []
         room = -1
         for key, record in records:
             if room < len(record):
@@ -125,20 +133,35 @@ class Shelf:
         self._next_pack += 1
         return self._next_pack - 1
 
-    def read(self, pack: int, keys: Sequence[BlockKey]) -> list[tuple[bytes, Record] | None]:
-        """Bytes and record of each block of a pack; None where they are damaged or not this key's. Raises OSError."""
+    def read(self, pack: int, keys: Sequence[BlockKey]) -> list[tuple[memoryview, Record] | None]:
+        """Bytes and record of each block of a pack; None where they are damaged or not this key's. Raises OSError.
+
+        They are views of a buffer that the next read uses again: new memory would take as long as the reading.
+        """
+        entries = [self.index.entries[key] for key in keys]
+        buffer = self._buffer_for(sum(entry.length for entry in entries))
         handle = os.open(pack_path(self._folder, pack), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found: list[tuple[bytes, Record] | None] = []
-            for key in keys:
-                entry = self.index.entries[key]
-                data = pread_all(handle, entry.length, entry.offset)
-                record = read_record(data)
+            first = min((entry.offset for entry in entries), default=0)
+            end = max((entry.offset + entry.length for entry in entries), default=0)
+            if end - first <= SPARSE * len(buffer):
+                read_ahead(handle, end - first, first)
+            found: list[tuple[memoryview, Record] | None] = []
+            for key, entry in zip(keys, entries, strict=True):
+                data, buffer = buffer[: entry.length], buffer[entry.length :]
+                record = read_record(data) if pread_all(handle, data, entry.offset) == entry.length else None
                 ours = record is not None and record.key == key and record.codec == self._codec
                 found.append((data, record) if record is not None and ours else None)
             return found
         finally:
             os.close(handle)
+
+    def _buffer_for(self, size: int) -> memoryview:
+        if size > MOST_BUFFER_BYTES:
+            return memoryview(bytearray(size))
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
 
     # --- room -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +224,7 @@ class Shelf:
                 entries[key] = Entry(target, offset, len(record), old.last_used, old.hits)
                 offset += len(record)
             if whole:
-                write_pack(pack_path(self._folder, target), list(whole.values()))
+                write_pack(pack_path(self._folder, target), [EncodedRecord(b"", data) for data in whole.values()])
                 self._publish({target: offset}, entries)
                 self._changed |= entries.keys()
             self._counters["compacted"] += 1

@@ -15,7 +15,7 @@ from kvos.errors import InvalidConfigError, InvalidInputError
 from kvos.tiers.base import BlockBatch, BlockKey, BlockRequest, Loaded, PayloadBytes, Stored, Tier, TierUsage
 from kvos.tiers.codec import Codec
 from kvos.tiers.disk.index import BYTES_PER_ROW, CATALOG_BYTES
-from kvos.tiers.disk.pack import NAME_BYTES, encode_record
+from kvos.tiers.disk.pack import NAME_BYTES, EncodedRecord, encode_record
 from kvos.tiers.disk.shelf import Shelf
 
 __all__ = ["DiskTier"]
@@ -196,9 +196,10 @@ class DiskTier(Tier):
                 results[row] = outcome
         return results
 
-    def _encode(self, batch: BlockBatch, new: dict[BlockKey, int]) -> dict[BlockKey, bytes]:
+    def _encode(self, batch: BlockBatch, new: dict[BlockKey, int]) -> dict[BlockKey, EncodedRecord]:
         rows = list(new.values())
-        payloads = self._codec.encode(np.ascontiguousarray(batch.data[rows]))
+        data = batch.data if rows == list(range(len(batch))) else batch.data[rows]
+        payloads = self._codec.encode(np.ascontiguousarray(data))
         blocks = batch.blocks
         return {
             blocks.keys[row]: encode_record(
@@ -228,15 +229,19 @@ class DiskTier(Tier):
             results[row] = Loaded.DAMAGED
             if data and data[1].parent == wanted.parents[row] and np.array_equal(data[1].tokens, wanted.tokens[row]):
                 good.append((row, data[1].payload))
-        if good:
-            order = [row for row, _ in good]
-            content = np.empty((len(good), self._bytes_per_block), np.uint8)
-            decoded = self._codec.decode([payload for _, payload in good], content)
-            for place, row in enumerate(order):
-                if decoded[place]:
-                    out[row] = content[place]
-                    results[row] = Loaded.HIT
+        decoded = self._decode_into([payload for _, payload in good], [row for row, _ in good], out)
+        for (row, _), well in zip(good, decoded, strict=True):
+            results[row] = Loaded.HIT if well else Loaded.DAMAGED
         self._shelf.drop_damaged([wanted.keys[row] for row in rows if results[row] is Loaded.DAMAGED], pack)
+
+    def _decode_into(self, payloads: list[memoryview], rows: list[int], out: PayloadBytes) -> list[bool]:
+        """Decode into these rows of ``out``; straight there if they are neighbours."""
+        if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+            return self._codec.decode(payloads, out[rows[0] : rows[0] + len(rows)])
+        content = np.empty((len(rows), self._bytes_per_block), np.uint8)
+        decoded = self._codec.decode(payloads, content)
+        out[rows] = content
+        return decoded
 
     def _check_tokens(self, blocks: BlockRequest) -> None:
         if blocks.tokens.shape != (len(blocks), self._block_size) or len(blocks.parents) != len(blocks):
