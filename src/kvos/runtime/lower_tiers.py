@@ -19,8 +19,10 @@ from kvos.tiers.codecs import LosslessCodec, QuantisedCodec, RawCodec
 from kvos.tiers.disk import DiskTier
 from kvos.tiers.disk.about import About, write_about
 from kvos.tiers.disk.budget import capacity_beside
+from kvos.tiers.disk.index import CATALOG_BYTES
 from kvos.tiers.disk.pack import FORMAT
 from kvos.tiers.host import HostTier
+from kvos.tiers.late import LateTier
 
 __all__ = ["make_codec", "master_secret", "open_secret", "open_tiers"]
 
@@ -78,7 +80,7 @@ def open_secret(config: KvosConfig) -> bytes | None:
 
 
 def open_tiers(config: KvosConfig, pool: BlockPool, model_name: str) -> tuple[Tier, ...]:
-    """Fast to slow. A tier that can't be opened is left out, with a warning: a cache is no reason to fail.
+    """Fast to slow. A tier that can't be opened is left out, or tried again later: a cache is no reason to fail.
 
     ``model_name`` is for people: it stands beside the blocks on disk.
     """
@@ -106,7 +108,8 @@ def _open_disk(config: KvosConfig, layout: KVLayout, model_name: str) -> Tier | 
     codec = make_codec(config.disk_codec, layout)
     folder = config.home / "blocks" / _layout_name(layout, codec)
     capacity = capacity_beside(folder.parent, folder.name, config.disk_cache_bytes)
-    try:
+
+    def open_it() -> Tier:
         tier = DiskTier(
             folder,
             capacity_bytes=capacity,
@@ -114,11 +117,14 @@ def _open_disk(config: KvosConfig, layout: KVLayout, model_name: str) -> Tier | 
             block_size=layout.block_size,
             codec=codec,
         )
+        _describe(folder, layout, codec, model_name)
+        return tier
+
+    try:
+        return open_it()
     except InvalidConfigError as error:
         _logger.warning("going on without a disk cache: %s", error)
-        return None
-    _describe(folder, layout, codec, model_name)
-    return tier
+    return LateTier("disk", capacity, open_it, lossless=codec.lossless) if capacity > CATALOG_BYTES else None
 
 
 def _describe(folder: Path, layout: KVLayout, codec: Codec, model_name: str) -> None:
