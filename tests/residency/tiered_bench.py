@@ -49,7 +49,7 @@ class TieredBench(Bench):
         super().__init__(block_size=BLOCK, residency=make, **settings)
         assert self.core.moves.residency is not None
         self.residency = self.core.moves.residency
-        self.residency.connect(self.wakes.put)
+        self.residency.connect(lambda work, _: self.wakes.put(work))
 
     @property
     def tier(self) -> FaultyTier:

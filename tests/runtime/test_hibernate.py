@@ -14,7 +14,9 @@ import kvos
 from kvos.config import KvosConfig
 from kvos.errors import InvalidInputError, SessionClosedError, SessionFileMismatchError, SessionNotFoundError
 from kvos.serving import EngineCore, WhyComputed
+from kvos.testing import FaultyTier, TierFault
 from kvos.testing.models import toy_model, toy_tokenizer
+from kvos.tiers import Tier
 from kvos.types import OwnerId
 
 BLOCK = 8
@@ -242,3 +244,42 @@ def test_a_broken_secret_is_no_reason_to_fail(open_runtime: Any, tmp_path: Path,
     assert "without tiers" in caplog.text
     assert runtime.tiers() == ()
     assert told(runtime.session("named"))
+
+
+def test_the_last_turn_of_a_short_life_is_stored_before_it_ends(open_runtime: Any) -> None:
+    runtime = open_runtime()
+    slow: list[FaultyTier] = []
+
+    def wrap(tier: Tier) -> Tier:
+        slow.append(FaultyTier(tier))
+        slow[0].bytes_per_second = 5e6
+        return slow[0]
+
+    runtime.inspect(lambda core: core.moves.residency.wrap_tiers(wrap))
+    session = runtime.session("long")
+    for _ in range(8):
+        told(session)
+    blocks = (len(session.tokens) - 1) // BLOCK
+    assert slow[0].usage().blocks < blocks, "it was too fast for this test to say anything"
+    runtime.close()
+    later = open_runtime()
+    assert later.tiers()[0].usage.blocks == blocks
+
+
+def test_closing_does_not_wait_for_a_tier_that_hangs(open_runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvos.residency.residency.EXIT_PATIENCE_S", 0.5)
+    runtime = open_runtime()
+    hung: list[FaultyTier] = []
+
+    def wrap(tier: Tier) -> Tier:
+        hung.append(FaultyTier(tier))
+        hung[0].always("store", TierFault.HANG)
+        return hung[0]
+
+    runtime.inspect(lambda core: core.moves.residency.wrap_tiers(wrap))
+    told(runtime.session("long"))
+    begun = time.monotonic()
+    runtime.close()
+    assert time.monotonic() - begun < 3
+    hung[0].release()
+    assert hung[0].closed.wait(10), "the one left behind closes itself"

@@ -3,7 +3,7 @@
 from kvos.residency.breaker import CircuitBreaker
 from kvos.residency.level import TierReport
 from kvos.residency.mover import Mover, Priority, Transfer, TransferState
-from kvos.residency.residency import PIECE_BLOCKS, Residency
+from kvos.residency.residency import PIECE_BLOCKS, Residency, Wake
 from kvos.residency.restore import Restore, RestoreEnd
 from kvos.residency.tickets import StoreSummary
 
@@ -19,4 +19,5 @@ __all__ = [
     "TierReport",
     "Transfer",
     "TransferState",
+    "Wake",
 ]

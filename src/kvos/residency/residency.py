@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from kvos.policy.transfer import SpeedEstimate
 from kvos.residency.level import Level, TierReport
@@ -26,7 +28,7 @@ from kvos.sequences import BlockManager, IndexEntry, SequenceCache
 from kvos.storage import Reservation
 from kvos.tiers import Tier
 
-__all__ = ["PIECE_BLOCKS", "Residency"]
+__all__ = ["PIECE_BLOCKS", "Residency", "Wake"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +37,12 @@ PIECE_BLOCKS = 64
 
 IDLE_BUFFERS = 4
 """Staging buffers that are kept for the next transfers."""
+
+DRAIN_LOOK_S = 0.05
+"""Between two looks whether a tier hangs."""
+
+Wake = Callable[[Callable[[], None], Callable[[], None]], None]
+"""Runs the first on the engine thread, soon; or calls the second, once there is no engine thread any more."""
 
 EXIT_PATIENCE_S = 5.0
 """Closing waits so long for stores that are under way, in all tiers together, and leaves a hung one behind."""
@@ -62,14 +70,15 @@ class Residency:
     ) -> None:
         self._levels = [Level(tier, clock) for tier in tiers]
         self._deadline_s = restore_deadline_s
-        self._wake: Callable[[Callable[[], None]], None] | None = None
+        self._wake: Wake | None = None
+        self._process = os.getpid()
         self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         staging = StagingBuffers(piece_blocks, manager.pool.layout.bytes_per_block, IDLE_BUFFERS)
         self._loads = Loads(manager, self._levels, restore_deadline_s, clock, self._tell, staging)
         self._stores = Stores(manager, self._levels, self._tell, staging)
 
-    def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
-        """``wake`` runs what it is given on the engine thread, soon; movers call it from their threads."""
+    def connect(self, wake: Wake) -> None:
+        """Movers call ``wake`` from their threads."""
         self._wake = wake
 
     def _tell(self, work: Callable[[], None]) -> None:
@@ -77,7 +86,7 @@ class Residency:
         if self._wake is None:
             self._news.put(work)
         else:
-            self._wake(work)
+            self._wake(work, partial(self._news.put, work))
 
     def _hear(self) -> None:
         """Run what movers have told nobody yet."""
@@ -149,14 +158,24 @@ class Residency:
         return tuple(level.report(self._deadline_s) for level in self._levels)
 
     def close(self) -> None:
-        """Give what is under way a few seconds, close the tiers, tell who waits. After the engine thread's end.
+        """Give what is to go below a few seconds, close the tiers, tell who waits. After the engine thread's end.
 
         A tier that hangs is left behind with its thread, and closes itself should its call return.
         """
         deadline = time.monotonic() + EXIT_PATIENCE_S
+        self._drain(deadline)
         for level in self._levels:
             level.mover.stop()
         for level in self._levels:
             if not level.mover.close(deadline - time.monotonic()):
                 _logger.warning("the %s tier hangs; it is left behind", level.tier.name)
         self._stores.close()
+
+    def _drain(self, deadline: float) -> None:
+        """Store what still waits: the last turn of a short-lived process is as worth keeping as any other."""
+        if os.getpid() != self._process:  # a forked child has no movers, and nothing of its own to store
+            return
+        while self._stores.num_unfinished and (left := deadline - time.monotonic()) > 0:
+            if not self.work():
+                with contextlib.suppress(queue.Empty):
+                    self._news.get(timeout=min(left, DRAIN_LOOK_S))()

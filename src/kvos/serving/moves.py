@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 from kvos.errors import EngineContractError
-from kvos.residency import Priority, Residency, RestoreEnd, StoreSummary
+from kvos.residency import Priority, Residency, RestoreEnd, StoreSummary, Wake
 from kvos.sequences import BlockManager, Compactor
 from kvos.serving.prewarm import Prewarms
 from kvos.serving.request import Request
@@ -38,8 +38,8 @@ class BlockMoves:
         self._compactor = compactor
         self.prewarms = None if residency is None else Prewarms(manager, residency)
 
-    def connect(self, wake: Callable[[Callable[[], None]], None]) -> None:
-        """``wake`` runs what it is given on the engine thread, soon; any thread may call it."""
+    def connect(self, wake: Wake) -> None:
+        """See ``Residency.connect``."""
         if self.residency is not None:
             self.residency.connect(wake)
 

@@ -78,10 +78,14 @@ class EngineThread:
             self._commands.put(_Command(future, command))
         return future
 
-    def _notify(self, work: Callable[[], None]) -> None:
-        """Have the engine thread run ``work`` and look around; after its end nobody needs that. Any thread."""
-        with contextlib.suppress(EngineStoppedError):
-            self.submit(lambda _: work())
+    def _notify(self, work: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """Have the engine thread run ``work`` and look around; after its end, call ``otherwise``. Any thread."""
+        try:
+            future = self.submit(lambda _: work())
+        except EngineStoppedError:
+            otherwise()
+        else:
+            future.add_done_callback(lambda ended: _unless_run(ended, otherwise))
 
     def call(self, command: Callable[[EngineCore], T]) -> T:
         """``submit`` and wait. If waiting is interrupted, a command that has not begun is dropped.
@@ -164,3 +168,9 @@ class EngineThread:
                 return False
             command.run(self._core)
         return True
+
+
+def _unless_run(ended: Future[None], otherwise: Callable[[], None]) -> None:
+    """The engine thread has ended before this command's turn, or has run it."""
+    if isinstance(ended.exception(), EngineStoppedError):
+        otherwise()
