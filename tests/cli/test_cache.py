@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import kvos
 from kvos.cli import app
 from kvos.runtime import Runtime
 from kvos.testing.models import toy_model, toy_tokenizer
+from kvos.tiers.disk.index import CATALOG_BYTES
+from kvos.tiers.disk.survey import survey_folder
 
 CAPACITY = 64 << 20
 QUESTION = {"role": "user", "content": "The agent reads a file, and then it waits for an answer. " * 6}
@@ -141,6 +146,19 @@ def test_collect_keeps_within_the_limit_that_is_set(call, kept, monkeypatch):
     (after,) = json.loads(call("cache", "show", "--json").stdout)["folders"]
     assert after["used_bytes"] <= limit
     assert f"{before['blocks'] - after['blocks']} blocks dropped for the limit" in words(result.stdout)
+
+
+def test_the_limit_is_for_all_folders_together_and_the_older_ones_give_room(call, kept, monkeypatch):
+    """A copy of the folder under another name is another model's: it takes as much room, and was written later."""
+    new = kept.with_name("another")
+    shutil.copytree(kept, new)
+    for pack in new.glob("*.pack"):
+        os.utime(pack, (time.time() + 60, time.time() + 60))
+    size = survey_folder(new).used_bytes
+    monkeypatch.setenv("KVOS_DISK_CACHE_BYTES", str(size + CATALOG_BYTES))
+    assert call("cache", "collect").exit_code == 0
+    assert survey_folder(new).used_bytes == size
+    assert survey_folder(kept).blocks == 0
 
 
 def test_collect_without_a_limit_says_what_to_do(call, kept, monkeypatch):

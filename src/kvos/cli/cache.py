@@ -41,7 +41,7 @@ cache_app = typer.Typer(
         The blocks on disk: what is there, is it whole, give room back.
 
         Blocks of finished turns are kept in KVOS_HOME/blocks, so that sessions come back after they left the device,
-        also in another process; one folder for each shape of blocks, each within KVOS_DISK_CACHE_BYTES (4 GiB; 0
+        also in another process; one folder for each shape of blocks, together within KVOS_DISK_CACHE_BYTES (4 GiB; 0
         switches the disk cache off). All of it can be computed again. No model is loaded here.
         """,
         ("kvos cache", "what is there; also while kvos runs"),
@@ -85,7 +85,7 @@ def show(
         typer.echo(json.dumps(data, indent=2))
         return
     place = config.home / "blocks"
-    limit = f"each may hold {human_bytes(config.disk_cache_bytes)}" if config.disk_cache_bytes else "switched off"
+    limit = f"at most {human_bytes(config.disk_cache_bytes)}" if config.disk_cache_bytes else "switched off"
     if not folders:
         console.print(f"No blocks are kept in {place} ({limit}). Sessions with a name put them there.", soft_wrap=True)
         return
@@ -178,11 +178,11 @@ def _print_damages(console: Console, found: Sequence[Damage]) -> None:
         """
         Give back the room of dropped blocks, and bring the cache within KVOS_DISK_CACHE_BYTES.
 
-        A running process does this by itself when it needs room; this is for when you do. Least recently used blocks go
-        first.
+        A running process does this by itself when it needs room; this is for when you do. Folders not written for
+        longest give room first, and in a folder the least recently used blocks.
         """,
         ("kvos cache collect", "within the limit that is set"),
-        ("KVOS_DISK_CACHE_BYTES=1GiB kvos cache collect", "shrink each folder to 1 GiB, this once"),
+        ("KVOS_DISK_CACHE_BYTES=1GiB kvos cache collect", "shrink it to 1 GiB, this once"),
     )
 )
 def collect(which: Which = None) -> None:
@@ -195,11 +195,13 @@ def collect(which: Which = None) -> None:
         )
     folders = chosen_folders(which, config.home)
     with _locked(folders):
-        for one in folders:
+        left = config.disk_cache_bytes
+        for one in sorted(folders, key=lambda one: one.survey.newest or 0.0, reverse=True):
             try:
-                freed, evicted = FolderUpkeep(one.path).collect(config.disk_cache_bytes)
+                freed, evicted = FolderUpkeep(one.path).collect(left)
             except sqlite3.Error as error:
                 raise OSError(f"the disk cache {one.path} cannot be opened: {error}") from error
+            left = max(0, left - max(0, one.survey.used_bytes - freed))
             what = f"{human_bytes(freed)} given back, {counted(evicted, 'block')} dropped for the limit"
             console.print(f"{one.name}  {one.title}: {what}", soft_wrap=True)
     if not folders:
