@@ -79,7 +79,7 @@ def test_show_says_what_a_running_runtime_says(call, in_use, command):
     (tier,) = in_use.tiers()
     stats = in_use.stats()
     output = words(call(*command).stdout)
-    assert "LlamaForCausalLM in fp32, 3 layers, 8 tokens a block, codec lossless-zstd-4" in output
+    assert "LlamaForCausalLM in fp32, 3 layers, 8 tokens a block, codec lossless-planes-4" in output
     assert f"in {tier.usage.blocks} blocks ({tier.usage.blocks * stats.block_size} tokens)" in output
     assert "64.0 MiB" in output
     assert "which runs" in output
