@@ -2,7 +2,7 @@
 
 To add one: name it as a sentence about the faulty code, give the file under ``src/kvos``, a text that occurs exactly
 once in it, what replaces that text, and the smallest selection of test files that should fail. A fault that only a
-running model shows belongs into ``session_faults.py``.
+running model shows belongs into ``session_faults.py``, one of lower tiers into ``tier_faults.py``.
 """
 
 from __future__ import annotations

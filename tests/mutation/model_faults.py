@@ -137,8 +137,9 @@ MODEL_FAULTS = (
     PlantedFault(
         "a saved session forgets its declared length",
         "runtime/archive.py",
-        "core.engine.position_class(declared) else None",
-        "False else None",
+        "is as good.\n        max_tokens=declared if declared != parts.limits.declared or "
+        "core.engine.position_class(declared) else",
+        "is as good.\n        max_tokens=declared if declared != parts.limits.declared else",
         LENGTHS,
     ),
     PlantedFault(

@@ -61,8 +61,8 @@ SEEN_BY_THE_MODEL = (
     PlantedFault(
         "tenants share their root",
         "runtime/parts.py",
-        "PrefixRoot(model=self.engine.info.model_name, tenant=tenant,",
-        'PrefixRoot(model=self.engine.info.model_name, tenant="",',
+        "PrefixRoot(model=model, tenant=tenant,",
+        'PrefixRoot(model=model, tenant="",',
         MACHINE,
     ),
 )
@@ -91,23 +91,23 @@ BATCHES = (
     ),
     PlantedFault(
         "known logits are used for other tokens than those they stood behind",
-        "serving/core.py",
-        "fresh = known is not None and known[0] == sequence.revision and sequence.num_pending == 0",
-        "fresh = known is not None and sequence.num_pending == 0",
+        "serving/known_logits.py",
+        "return known[1] if known is not None and known[0] == sequence.revision else None",
+        "return known[1] if known is not None else None",
         MACHINE,
     ),
     PlantedFault(
         "a fork inherits logits that its parent has outgrown",
-        "serving/core.py",
-        "if known is not None and known[0] == parent.sequence.revision:",
-        "if known is not None:",
+        "serving/known_logits.py",
+        "        logits = self.get(parent)\n",
+        "        logits = self._known.get(parent.id, (0, None))[1]\n",
         BATCHING,
     ),
     PlantedFault(
         "scores of what another one published meanwhile are left out",
-        "serving/core.py",
-        "next_row = min(next_row, max(request.next_row, request.logits_from))",
-        "next_row = min(next_row, max(next_row, request.logits_from))",
+        "serving/request.py",
+        "next_row = min(next_row, max(self.next_row, self.logits_from))",
+        "next_row = min(next_row, max(next_row, self.logits_from))",
         BATCHING,
     ),
     PlantedFault(

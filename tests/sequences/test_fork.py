@@ -157,3 +157,19 @@ def test_pending_tokens_of_a_fork_are_its_own() -> None:
     assert (parent.num_tokens, child.num_tokens) == (5, 7)
     child.truncate(1)
     assert parent.tokens().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_whoever_shares_the_tail_may_leave_to_make_room_for_its_copy() -> None:
+    bench = Bench(max_blocks=4)
+    parent = bench.computed(tokens_from(0, 12))
+    child = parent.fork()
+    other = bench.occupy(2)
+
+    def leave(_: int) -> None:
+        parent.swap_out()
+        other.swap_out()
+
+    bench.manager.relief = leave
+    write_more(bench, child, 500, 1)
+    assert (child.num_computed, len(child.block_table())) == (13, 2)
+    bench.check(parent, child, other)

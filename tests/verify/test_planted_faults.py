@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvos.residency import Residency, residency
+from kvos.residency import Residency, loads
 from kvos.runtime import Runtime, archive
 from kvos.sequences import BlockHasher, SequenceCache
 from kvos.sequences.prefix_index import PrefixIndex
@@ -94,10 +94,8 @@ def reference_leaked_by_a_fork(patch: Patch) -> None:
 
 
 def restored_blocks_lie_one_further(patch: Patch) -> None:
-    right = residency.import_blocks
-    patch.setattr(
-        residency, "import_blocks", lambda pool, blocks, data: right(pool, (blocks + 1) % pool.num_blocks, data)
-    )
+    right = loads.import_blocks
+    patch.setattr(loads, "import_blocks", lambda pool, blocks, data: right(pool, (blocks + 1) % pool.num_blocks, data))
 
 
 def _bytes_of_neighbours(patch: Patch, tier: type[Tier]) -> None:
