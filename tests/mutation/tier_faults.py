@@ -115,8 +115,8 @@ RESTARTED = (
     PlantedFault(
         "addresses change with every restart",
         "runtime/runtime.py",
-        "secret = master_secret(config.home) if tiers else",
-        "secret = secrets.token_bytes(32) if tiers else",
+        "BlockHasher(secret or secrets.token_bytes(32))",
+        "BlockHasher(secrets.token_bytes(32))",
         VERIFY,
     ),
     PlantedFault(
