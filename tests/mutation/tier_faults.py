@@ -81,8 +81,8 @@ TIERS = (
     PlantedFault(
         "the disk gives another block's bytes",
         "tiers/disk/tier.py",
-        "                    out[row] = content[place]\n",
-        "                    out[row] = content[0]\n",
+        "[row for row, _ in good], out)",
+        "[row for row, _ in good][::-1], out)",
         VERIFY,
     ),
 )
