@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,12 +192,34 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     tier = open_tier(folder)
     tier.store(batch(range(4)))
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     assert load_checked(tier, [0, 1]) == [MISS] * 2
     assert tier.usage().counters["damaged"] == 4
+    assert tier.store(batch(range(3))) == [Stored.STORED] * 3
+    assert tier.usage().counters["folders_made_again"] == 1
+    assert load_checked(tier, range(4)) == [HIT] * 3 + [MISS]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    tier.check_invariants()
+    with pytest.raises(InvalidConfigError, match="in use"):
+        open_tier(folder)
     tier.close()
     later = open_tier(folder)
-    assert later.store(batch(range(4))) == [Stored.STORED] * 4
+    assert load_checked(later, range(4)) == [HIT] * 3 + [MISS]
     later.close()
+
+
+def test_a_folder_that_was_deleted_and_is_somebody_elses_now_is_left_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    tier = open_tier(folder)
+    tier.store(batch(range(4)))
+    shutil.rmtree(folder)
+    other = open_tier(folder)
+    assert other.store(batch(range(10, 14))) == [Stored.STORED] * 4
+    assert tier.store(batch([5])) == [Stored.FAILED]
+    assert tier.usage().counters["store_errors"] == 1
+    assert set(load_checked(tier, range(4))) <= {MISS, Loaded.DAMAGED}, "never the other's blocks"
+    other.close()
+    assert tier.store(batch([5])) == [Stored.STORED]
+    assert load_checked(tier, [5, 10, 11, 12, 13]) == [HIT] * 5
+    tier.check_invariants()
+    tier.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections import Counter
@@ -20,6 +21,8 @@ from kvos.tiers.disk.shelf import Shelf
 
 __all__ = ["DiskTier"]
 
+log = logging.getLogger(__name__)
+
 
 def _lock_folder(folder: Path) -> filelock.BaseFileLock:
     """Make the folder, for its owner only, and take its lock."""
@@ -35,6 +38,14 @@ def _lock_folder(folder: Path) -> filelock.BaseFileLock:
     except OSError as error:
         raise InvalidConfigError(f"the disk cache {folder} cannot be used: {error}; choose another folder") from error
     return lock
+
+
+def _number(path: Path) -> int | None:
+    """Of the file on its file system; None if there is none. Raises OSError."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 class DiskTier(Tier):
@@ -62,6 +73,8 @@ class DiskTier(Tier):
             raise InvalidConfigError(f"a disk cache needs more than {CATALOG_BYTES} bytes, not {capacity_bytes}")
         if len(codec.name.encode()) > NAME_BYTES:
             raise InvalidConfigError(f"the codec name {codec.name!r} is longer than {NAME_BYTES} bytes")
+        self._folder = folder
+        self._pack_bytes = pack_bytes
         self._capacity = capacity_bytes
         self._bytes_per_block = bytes_per_block
         self._block_size = block_size
@@ -72,12 +85,35 @@ class DiskTier(Tier):
         self._closed = False
         self._file_lock = _lock_folder(folder)
         try:
-            self._shelf = Shelf(
-                folder, capacity_bytes=capacity_bytes, pack_bytes=pack_bytes, codec=codec.name, counters=self._counters
-            )
+            self._open()
         except (OSError, sqlite3.Error) as error:
             self._file_lock.release()
             raise InvalidConfigError(f"the disk cache {folder} cannot be opened: {error}; choose another") from error
+
+    def _open(self) -> None:
+        """Raises OSError, sqlite3.Error."""
+        self._lock_number = _number(self._folder / "lock")
+        self._shelf = Shelf(
+            self._folder,
+            capacity_bytes=self._capacity,
+            pack_bytes=self._pack_bytes,
+            codec=self._codec.name,
+            counters=self._counters,
+        )
+
+    def _is_lost(self) -> bool:
+        """Whether somebody has deleted the folder, or its lock, so that another process may take it now."""
+        return _number(self._folder / "lock") != self._lock_number
+
+    def _begin_anew(self) -> None:
+        """Make the folder again and go on with what is in it, unless another process has it. Raises as ``_open``."""
+        log.warning("the disk cache %s was deleted under its user: making it again", self._folder)
+        self._counters["folders_made_again"] += 1
+        lock = _lock_folder(self._folder)
+        self._shelf.close()
+        self._file_lock.release()
+        self._file_lock = lock
+        self._open()
 
     # --- verbs ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +124,13 @@ class DiskTier(Tier):
         with self._mutex:
             if self._closed:
                 return [Stored.FAILED] * len(batch)
-            results = self._store(batch)
+            try:
+                if self._is_lost():
+                    self._begin_anew()
+                results = self._store(batch)
+            except (InvalidConfigError, OSError, sqlite3.Error) as error:
+                self._shelf.failed("store", error)
+                results = [Stored.FAILED] * len(batch)
             for result in results:
                 self._counters[result.name.lower()] += 1
             return results
