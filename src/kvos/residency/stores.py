@@ -132,7 +132,8 @@ class Stores:
         """A store came back. Engine thread."""
         self._staging.give(data)
         level.storing.remove(piece)
-        outcome = (None if piece.transfer is None else piece.transfer.result) or []
+        answer = None if piece.transfer is None else piece.transfer.result
+        outcome = answer if answer is not None and len(answer) == len(data) else []
         safe = sum(result in (Stored.STORED, Stored.PRESENT) for result in outcome)
         self._manager.counters.add("blocks_stored", safe)
         if piece.given_up:
