@@ -69,5 +69,5 @@ def test_a_size_that_is_none_is_refused(trace: str, sizes: str) -> None:
 def test_a_missing_trace_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     done = call(str(tmp_path / "gone.jsonl"), "--blocks", "5")
     assert done.exit_code != 0
-    assert "cannot be read as a block trace" in done.output
+    assert "cannot be read as a trace" in done.output
     assert "Traceback" not in done.output

@@ -17,14 +17,16 @@ __all__ = ["SIMULATE_HELP", "simulate"]
 
 SIMULATE_HELP = help_text(
     """
-    Replay a recorded block trace without a model: what share of the blocks would a pool have reused?
+    Replay a recorded trace without a model: what share of the blocks would a pool have reused?
 
     For each pool size the hit rates of an eviction policy, of LRU, of Belady's optimum, which knows the future, and of
     a cache without bounds. A trace is a JSONL file with one request a line, in the order of their coming: hash_ids
-    holds one number per block of its prompt; equal numbers after equal numbers are a shared prefix.
+    holds one number per block of its prompt; equal numbers after equal numbers are a shared prefix. Or a line is a
+    chat request: messages, or a prompt. No tokenizer is needed: four bytes of UTF-8 count as a token.
     """,
     ("kvos simulate trace.jsonl --blocks 1000,5000", "two pool sizes, with the policy expected-return"),
     ("kvos simulate trace.jsonl --blocks 5000 --policy lru", "the yardstick alone"),
+    ("kvos simulate requests.jsonl --blocks 5000 --block-tokens 32", "a log of chat requests, in larger blocks"),
     ("kvos simulate trace.jsonl --blocks 5000 --json", "as data, with shares from 0 to 1"),
 )
 
@@ -37,13 +39,18 @@ class PolicyChoice(StrEnum):
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The block trace.", show_default=False)],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A block trace, or a log of chat requests.", show_default=False)
+    ],
     blocks: Annotated[
         str, typer.Option("--blocks", "-b", metavar="N[,N...]", help="Pool sizes, in blocks.", show_default=False)
     ],
     policy: Annotated[PolicyChoice, typer.Option("--policy", help="Which block leaves.")] = (
         PolicyChoice.EXPECTED_RETURN
     ),
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens per block of a log of chat requests.")
+    ] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON on stdout.")] = False,
 ) -> None:
     """See ``SIMULATE_HELP``."""
@@ -52,7 +59,7 @@ def simulate(
 
     sizes = _sizes(blocks)
     with working(f"Replaying {trace} ..."):
-        report = replay(read_trace(trace), sizes, policy.value)
+        report = replay(read_trace(trace, block_tokens), sizes, policy.value)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
         return

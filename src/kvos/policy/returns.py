@@ -8,13 +8,16 @@ from kvos.policy.base import Floats, Ints
 
 __all__ = ["ReturnHistory", "age_edges", "gittins_index", "hazards"]
 
-TRUST = 16.0
+TRUST = 64.0
 """What is known of all classes together counts in each as much as the lives of so many requests; blocks of one request
 share their fate, so a block alone says little."""
 
 LIVES_KEPT = 1 << 20
 """Counts are halved when so many lives have ended: what is worth knowing fades in over a thousand full prompts, and
 chances from a million lives are exact enough."""
+
+YOUNG = 1 << 14
+"""Buckets of ages below that are looked up, not searched for: ten times as fast."""
 
 MOST_REQUESTS_BETWEEN = 256
 """What was learned is never older than so many requests."""
@@ -69,6 +72,7 @@ class ReturnHistory:
         self.lost = np.zeros((classes, len(self.edges)))
         self._worth = np.zeros((classes, len(self.edges)))
         self._relearn_at = 0
+        self._young = self._search(np.arange(YOUNG))
 
     def end(self, classes: Ints, ages: Ints, *, returned: bool) -> None:
         """Lives ended at these ages: by a return, or because nobody watches any longer."""
@@ -99,6 +103,12 @@ class ReturnHistory:
 
     def bucket(self, ages: Ints) -> Ints:
         """The bucket of each age; an age of 0 belongs to the first."""
+        if ages.size and ages.max() >= YOUNG:
+            return self._search(ages)
+        buckets: Ints = self._young[ages]
+        return buckets
+
+    def _search(self, ages: Ints) -> Ints:
         found = np.searchsorted(self.edges, ages, side="right") - 1
         return np.maximum(found, 0).astype(np.int64)
 
