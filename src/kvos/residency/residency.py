@@ -33,7 +33,10 @@ __all__ = ["PIECE_BLOCKS", "Residency", "Wake"]
 _logger = logging.getLogger(__name__)
 
 PIECE_BLOCKS = 64
-"""Blocks in one transfer: a few milliseconds of the engine thread to gather, and a file that is worth its sync."""
+"""Blocks in one store: a few milliseconds of the engine thread to gather, and a file that is worth its sync."""
+
+LOAD_BLOCKS = 16
+"""Blocks in one load: while the engine thread writes one piece the next is read, into memory that is there already."""
 
 IDLE_BUFFERS = 4
 """Staging buffers that are kept for the next transfers."""
@@ -56,7 +59,7 @@ class Residency:
         tiers: fast to slow; closed with this.
         restore_deadline_s: the longest that a request waits for blocks.
         clock: seconds, monotonic.
-        piece_blocks: blocks in one transfer.
+        piece_blocks: blocks in one store, and at most in one load.
     """
 
     def __init__(
@@ -73,9 +76,11 @@ class Residency:
         self._wake: Wake | None = None
         self._process = os.getpid()
         self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        staging = StagingBuffers(piece_blocks, manager.pool.layout.bytes_per_block, IDLE_BUFFERS)
-        self._loads = Loads(manager, self._levels, restore_deadline_s, clock, self._tell, staging)
-        self._stores = Stores(manager, self._levels, self._tell, staging)
+        block_bytes = manager.pool.layout.bytes_per_block
+        loading = StagingBuffers(min(piece_blocks, LOAD_BLOCKS), block_bytes, IDLE_BUFFERS)
+        self._loads = Loads(manager, self._levels, restore_deadline_s, clock, self._tell, loading)
+        storing = StagingBuffers(piece_blocks, block_bytes, IDLE_BUFFERS)
+        self._stores = Stores(manager, self._levels, self._tell, storing)
 
     def connect(self, wake: Wake) -> None:
         """Movers call ``wake`` from their threads."""
