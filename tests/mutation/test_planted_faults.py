@@ -13,6 +13,7 @@ import pytest
 from mutation.faults import FAULTS as CACHE_FAULTS
 from mutation.faults import PlantedFault
 from mutation.model_faults import MODEL_FAULTS
+from mutation.residency_faults import RESIDENCY_FAULTS
 from mutation.session_faults import SESSION_FAULTS
 from mutation.source_guard import WRONG_SOURCE
 from mutation.tier_faults import TIER_FAULTS
@@ -21,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = REPOSITORY / "src"
 PASSED, FAILED = 0, 1  # exit codes of pytest; a collection error, a usage error or a crash has another one
 
-FAULTS = (*CACHE_FAULTS, *SESSION_FAULTS, *MODEL_FAULTS, *TIER_FAULTS)
+FAULTS = (*CACHE_FAULTS, *SESSION_FAULTS, *MODEL_FAULTS, *TIER_FAULTS, *RESIDENCY_FAULTS)
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 
