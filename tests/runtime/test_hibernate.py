@@ -132,6 +132,8 @@ def test_what_was_prewarmed_is_there_when_it_is_asked_for(open_runtime: Any) -> 
     assert usage.restored_tokens == 0
     assert usage.reused_tokens == summary.safe * BLOCK
     runtime.check_invariants()
+    session.close()
+    assert runtime.stats().blocks.active == 0, "nobody else holds what was prewarmed"
 
 
 def test_a_prewarm_waits_for_its_time_and_is_in_nobodys_way(open_runtime: Any) -> None:
