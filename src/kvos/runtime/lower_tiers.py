@@ -68,9 +68,9 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def open_secret(config: KvosConfig) -> bytes | None:
+def open_secret(config: KvosConfig, pool: BlockPool) -> bytes | None:
     """The master secret if tiers are wanted and it can be had; None is no reason to fail, but one to go on without."""
-    if config.disk_cache_bytes == 0 and config.host_cache_bytes == 0:
+    if config.disk_cache_bytes == 0 and _host_bytes(config, pool) == 0:
         return None
     try:
         return master_secret(config.home)
@@ -88,12 +88,18 @@ def open_tiers(config: KvosConfig, pool: BlockPool, model_name: str) -> tuple[Ti
     return tuple(tier for tier in tiers if tier is not None)
 
 
-def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
+def _host_bytes(config: KvosConfig, pool: BlockPool) -> int:
+    """What the host tier may take; 0 if it would hold no block."""
     size = config.host_cache_bytes
     if size is None:  # the same RAM as the device's needs no second tier
         most = min(MOST_HOST_BYTES, int(psutil.virtual_memory().available * SHARE_OF_RAM))
         size = min(pool.max_blocks * pool.layout.bytes_per_block, most) if pool.device.type != "cpu" else 0
-    if size < pool.layout.bytes_per_block:
+    return 0 if size < pool.layout.bytes_per_block else size
+
+
+def _open_host(config: KvosConfig, pool: BlockPool) -> Tier | None:
+    size = _host_bytes(config, pool)
+    if size == 0:
         return None
     try:
         return HostTier(pool.layout.bytes_per_block, size, make_codec(config.host_codec, pool.layout))

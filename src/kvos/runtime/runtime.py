@@ -67,7 +67,7 @@ class Runtime:
         renderer = ChatRenderer(tokenizer)
         pool = _make_pool(engine, config, device)
         engine.attach(pool)
-        secret = open_secret(config)
+        secret = open_secret(config, pool)
         tiers = () if secret is None else open_tiers(config, pool, engine.info.model_name)
         manager = BlockManager(pool, BlockHasher(secret or secrets.token_bytes(32)), policy=POLICIES[config.eviction]())
         residency = None
