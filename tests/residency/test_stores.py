@@ -53,6 +53,20 @@ def test_what_is_there_already_is_not_gathered_again(bench: TieredBench) -> None
     assert bench.tier.calls["store"] == calls == PIECES
 
 
+def test_a_slow_tier_gets_pieces_that_a_load_need_not_wait_long_for(
+    open_bench: Callable[..., TieredBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "LEAST_BLOCKS", 1)
+    bench = open_bench(piece=8, max_blocks=64)
+    size = bench.manager.pool.layout.bytes_per_block
+    bench.tier.sleep = bench.clock.advance
+    bench.tier.bytes_per_second = 20 * size  # two blocks in the time that a store should take
+    bench.keep(computed(bench))
+    assert bench.tier.calls["store"] == 1, "nothing is known of it yet"
+    bench.keep(computed(bench, some_ids(8 * BLOCK + 3, seed=5)))
+    assert bench.tier.calls["store"] == 1 + 4
+
+
 def test_blocks_that_were_reclaimed_before_they_were_gathered_are_not_stored(bench: TieredBench) -> None:
     session = computed(bench)
     future = bench.residency.keep(session.sequence.published())

@@ -36,7 +36,7 @@ def memory(bytes_per_block: int) -> Tier:
 class TieredBench(Bench):
     """``tiers`` are wrapped in faulty ones, fast to slow. Nothing moves but in ``step``, ``settle`` and on movers."""
 
-    def __init__(self, *, tiers: Iterable[TierFactory] = (memory,), **settings: Any) -> None:
+    def __init__(self, *, tiers: Iterable[TierFactory] = (memory,), piece: int = PIECE, **settings: Any) -> None:
         self.clock = FakeClock()
         self.tiers: list[FaultyTier] = []
         self.wakes: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -44,7 +44,7 @@ class TieredBench(Bench):
         def make(manager: BlockManager) -> Residency:
             size = manager.pool.layout.bytes_per_block
             self.tiers += [FaultyTier(factory(size)) for factory in tiers]
-            return Residency(manager, self.tiers, restore_deadline_s=DEADLINE_S, clock=self.clock, piece_blocks=PIECE)
+            return Residency(manager, self.tiers, restore_deadline_s=DEADLINE_S, clock=self.clock, piece_blocks=piece)
 
         super().__init__(block_size=BLOCK, residency=make, **settings)
         assert self.core.moves.residency is not None

@@ -53,7 +53,7 @@ class Level:
     """A tier with its mover, breakers and speed. Loads and stores fail apart: a full disk can still be read.
 
     Attributes:
-        load_speed: bytes per second.
+        load_speed, store_speed: bytes per second, as they lie on the device.
         measured_at: when a load was last sent to find out, on the clock.
         storing: stores whose call has not returned.
     """
@@ -64,6 +64,7 @@ class Level:
         self.loads = CircuitBreaker(clock)
         self.stores = CircuitBreaker(clock)
         self.load_speed = SpeedEstimate()
+        self.store_speed = SpeedEstimate()
         self.measured_at = clock()
         self.storing: list[StorePiece] = []
 

@@ -28,6 +28,12 @@ _logger = logging.getLogger(__name__)
 MOST_UNDER_WAY = 2
 """Stores of one tier that have been gathered and not come back: bounds the memory of staging buffers."""
 
+STORE_CALL_S = 0.1
+"""What one store should take at most: a load that somebody waits for comes behind it."""
+
+LEAST_BLOCKS = 8
+"""In a piece, however slow the tier: smaller files are all syncs and headers."""
+
 STORE_PATIENCE_S = 20.0
 """A call that takes longer hangs: whoever waits for a store is told that it failed, and other tiers go on without."""
 
@@ -81,7 +87,7 @@ class Stores:
         if not self._waiting or any(self._is_full(level) for level in self._levels):
             return False
         ticket, priority = self._waiting[0]
-        piece = ticket.entries[ticket.next : ticket.next + self._piece_blocks]
+        piece = ticket.entries[ticket.next : ticket.next + self._blocks_now()]
         ticket.next += len(piece)
         if ticket.is_gathered:
             self._waiting.popleft()
@@ -96,6 +102,15 @@ class Stores:
                 self._store(level, new, ticket, priority)
         self._finish_if_done(ticket)
         return True
+
+    def _blocks_now(self) -> int:
+        """Blocks in the next piece: fewer for a slow tier, since a request's load waits until a store is over."""
+        speeds = [level.store_speed.per_second for level in self._levels]
+        slowest = min((speed for speed in speeds if speed is not None), default=None)
+        if slowest is None:
+            return self._piece_blocks
+        fit = int(slowest * STORE_CALL_S / self._manager.pool.layout.bytes_per_block)
+        return min(self._piece_blocks, max(LEAST_BLOCKS, fit))
 
     @staticmethod
     def _is_full(level: Level) -> bool:
@@ -136,6 +151,9 @@ class Stores:
         outcome = answer if answer is not None and len(answer) == len(data) else []
         safe = sum(result in (Stored.STORED, Stored.PRESENT) for result in outcome)
         self._manager.counters.add("blocks_stored", safe)
+        if piece.transfer is not None:
+            written = outcome.count(Stored.STORED) * self._manager.pool.layout.bytes_per_block
+            level.store_speed.add(written, piece.transfer.seconds)
         if piece.given_up:
             return
         if not outcome or Stored.FAILED in outcome:
