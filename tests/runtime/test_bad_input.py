@@ -178,6 +178,10 @@ def test_bad_names_of_sessions_and_tenants_are_refused(runtime: kvos.Runtime) ->
             lambda name=name: runtime.load("x", tenant=name),
             lambda name=name: runtime.saved_sessions(name),
             lambda name=name: runtime.delete_saved("x", name),
+            lambda name=name: runtime.resume(name),
+            lambda name=name: runtime.resume("x", tenant=name),
+            lambda name=name: runtime.forget_hibernated("x", name),
+            lambda name=name: runtime.hibernated_sessions(name),
         ):
             with pytest.raises(InvalidInputError, match="name"):
                 call()
@@ -195,6 +199,8 @@ def test_bad_names_of_saved_sessions_are_refused_and_nothing_is_written(runtime:
             lambda name=name: session.save(name),
             lambda name=name: runtime.load(name),
             lambda name=name: runtime.delete_saved(name),
+            lambda name=name: runtime.resume(name),
+            lambda name=name: runtime.forget_hibernated(name),
         ):
             with pytest.raises(InvalidInputError, match="name"):
                 call()

@@ -134,3 +134,22 @@ def test_thrash_makes_it_stop_for_a_while(clock: Clock) -> None:
     assert bench.count("sessions_left") == left
     look(bench, clock, 30)
     assert bench.count("sessions_left") == left + 1
+
+
+def test_who_was_sent_away_by_its_caller_and_comes_back_is_no_thrash(clock: Clock) -> None:
+    bench = bench_with(clock, sessions=1)
+    session = opened(bench, clock, 16, 0, "sent away")
+    for _ in range(12):
+        bench.core.swap_out(session, session.sequence.revision)
+        bench.reply(session, max_tokens=1, ignore_eos=True)
+    assert bench.count("thrash_pauses") == 0
+    assert bench.count("sessions_returned") == 12
+
+
+def test_who_was_to_leave_but_has_changed_since_has_not_left(clock: Clock) -> None:
+    bench = bench_with(clock)
+    session = opened(bench, clock, 16, 0, "changed")
+    bench.core.swap_out(session, session.sequence.revision - 1)
+    bench.reply(session, max_tokens=1, ignore_eos=True)
+    assert not session.is_swapped_out
+    assert bench.count("sessions_returned") == 0

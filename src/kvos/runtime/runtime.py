@@ -37,7 +37,7 @@ from kvos.runtime.session import Session
 from kvos.runtime.session_file import read_session
 from kvos.sequences import BlockHasher, BlockManager, Compactor
 from kvos.serving import EngineCore, EngineThread, StepBudget
-from kvos.sessions import ChatRenderer, MessageInput, SavedSession, SessionLimits
+from kvos.sessions import CacheSession, ChatRenderer, MessageInput, SavedSession, SessionLimits
 from kvos.storage import BlockPool
 from kvos.types import shown
 
@@ -192,8 +192,10 @@ class Runtime:
             SessionNotFoundError: no session of that name was hibernated.
             SessionFileMismatchError: it belongs to another model.
             SessionFileDamagedError: its description is not what was written.
+            SessionExistsError: an open session of another tenant has that name.
             ContextLengthExceededError: it is longer than this runtime's context.
         """
+        check_name("session", name)
         check_name("tenant", tenant)
         opened = self._call(lambda core: core.sessions.find(name, tenant))
         if opened is not None:
@@ -203,7 +205,12 @@ class Runtime:
             raise SessionFileDamagedError(f"where session {name!r} should be described, {saved.manifest.name!r} is")
         self._parts.get_ready()
         check_loadable(saved, self._parts, self._parts.identity(), tenant)
-        return Session(self._parts, self._call(lambda core: reopen_session(core, saved, self._parts, name, tenant)))
+
+        def reopen(core: EngineCore) -> CacheSession:
+            opened = core.sessions.find(name, tenant)  # another thread may have been faster
+            return reopen_session(core, saved, self._parts, name, tenant) if opened is None else opened
+
+        return Session(self._parts, self._call(reopen))
 
     def hibernated_sessions(self, tenant: str = DEFAULT_TENANT) -> tuple[str, ...]:
         """Names of sessions that were hibernated and not forgotten."""

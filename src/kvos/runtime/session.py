@@ -289,11 +289,12 @@ class Session:
             over = self._call(lambda core: core.moves.prewarm(self._inner, 0.0))
             if over is not None:  # it has a deadline of its own, and closing the runtime ends it, too
                 over.result()
-        saved = self._call(lambda core: export_session(core, self._inner, self._parts, identity))
-        if isinstance(target, Path):
-            write_session(target, saved)
-        else:
-            self._parts.store(self.tenant).put(target, saved)
+        with self._inner.keeping:
+            saved = self._call(lambda core: export_session(core, self._inner, self._parts, identity))
+            if isinstance(target, Path):
+                write_session(target, saved)
+            else:
+                self._parts.store(self.tenant).put(target, saved)
 
     def hibernate(self) -> StoreSummary:
         """Leave the device: blocks go to the lower tiers, and a description of the session to ``KVOS_HOME``.
@@ -314,7 +315,10 @@ class Session:
         saved = self._call(lambda core: describe_session(core, self._inner, self._parts, identity))
         storing = self._call(lambda core: core.moves.hibernate(self._inner))
         summary = StoreSummary(0, 0) if storing is None else self._parts.outcome(storing)
-        self._parts.hibernated(self.tenant).put(self.name, saved)
+        with self._inner.keeping:
+            if saved.manifest.transcript.revision >= self._inner.described:  # else somebody has hibernated more of it
+                self._parts.hibernated(self.tenant).put(self.name, saved)
+                self._inner.described = saved.manifest.transcript.revision
         with contextlib.suppress(SessionBusyError):  # somebody has come back meanwhile
             self._call(lambda core: core.swap_out(self._inner, saved.manifest.transcript.revision))
         return summary
@@ -329,7 +333,7 @@ class Session:
             InvalidInputError: a negative or endless time.
             SessionClosedError
         """
-        if not isinstance(after_s, int | float) or not 0 <= after_s <= MOST_SECONDS:
+        if isinstance(after_s, bool) or not isinstance(after_s, int | float) or not 0 <= after_s <= MOST_SECONDS:
             raise InvalidInputError(f"after_s is {shown(after_s)}; expected seconds from 0 to {MOST_SECONDS}")
         self._call(lambda core: core.moves.prewarm(self._inner, after_s))
 

@@ -99,6 +99,8 @@ def read_session(path: Path) -> SavedSession:
         with safe_open(path, framework="pt") as file:
             header = _header(path, file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except FileNotFoundError as error:  # somebody has just forgotten it
+        raise SessionNotFoundError(f"there is no saved session at {path}") from error
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise SessionFileDamagedError(f"{path} cannot be read as a session: {error}") from error
     try:
@@ -160,10 +162,11 @@ class FileSessionStore:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        if not path.is_file():
-            raise SessionNotFoundError(f"no session is {self._kept} as {name!r}")
-        path.unlink()
-        _sync_folder(self._folder)
+        try:
+            path.unlink()
+            _sync_folder(self._folder)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise SessionNotFoundError(f"no session is {self._kept} as {name!r}") from error
 
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or len(quote(name, safe="")) > LONGEST_FILE_NAME:

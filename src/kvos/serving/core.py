@@ -169,8 +169,8 @@ class EngineCore:
 
     def swap_out(self, session: CacheSession, revision: int) -> None:
         """Take an idle session's blocks off the device, unless its tokens have changed since ``revision``."""
-        session.swap_out(revision)
-        self.residents.left(session)
+        if session.swap_out(revision):
+            self.residents.left(session)
 
     def fork(self, parent: CacheSession, names: Sequence[str | None]) -> tuple[CacheSession, ...]:
         """One child of ``parent`` per name; None lets kvos choose. All of them, or none and an error.

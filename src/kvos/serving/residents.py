@@ -39,11 +39,13 @@ class _Stay:
     Attributes:
         uses: when it was used, latest last; seconds.
         left_at: when it left the device; None if it is there.
+        by_wish: its caller sent it away, so that its return says nothing about who should leave by rule.
         stored: its blocks on their way below, before it leaves; with the revision that they belong to.
     """
 
     uses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USES))
     left_at: float | None = None
+    by_wish: bool = False
     stored: tuple[Future[StoreSummary], int] | None = None
 
 
@@ -81,7 +83,7 @@ class Residents:
         stay.stored = None
         if stay.left_at is not None:
             self._manager.counters.add("sessions_returned")
-            if self.guard.returned(now - stay.left_at, now):
+            if not stay.by_wish and self.guard.returned(now - stay.left_at, now):
                 self._manager.counters.add("thrash_pauses")
                 _logger.warning("sessions come back as soon as they have left; nobody leaves by rule for a while")
             stay.left_at = None
@@ -93,7 +95,8 @@ class Residents:
 
     def left(self, session: CacheSession) -> None:
         """``session`` was swapped out, by its caller's wish."""
-        self._stays.setdefault(session, _Stay()).left_at = self._clock()
+        stay = self._stays.setdefault(session, _Stay())
+        stay.left_at, stay.by_wish = self._clock(), True
 
     def forget(self, session: CacheSession) -> None:
         """Idempotent."""
@@ -147,7 +150,7 @@ class Residents:
         session.swap_out(session.sequence.revision)
         self._manager.counters.add("sessions_left")
         stay = self._stays.setdefault(session, _Stay())
-        stay.left_at, stay.stored = self._clock(), None
+        stay.left_at, stay.by_wish, stay.stored = self._clock(), False, None
 
     def _idle(self) -> list[CacheSession]:
         return [s for s in self._sessions if s.state is SessionState.IDLE and len(s.sequence.block_table())]

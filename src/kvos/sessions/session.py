@@ -60,10 +60,11 @@ class CacheSession:
     """Spans over a sequence. Every verb checks first and changes nothing if it raises.
 
     ``turn`` is for callers, on any thread: who renders messages holds it until they are applied, so that two callers do
-    not make each other's rendering void over and over. The engine thread never takes it. ``is_named`` says
-    that its caller chose the name, and may come back for it. ``is_swapped_out`` says that it has left the device since
-    its last request. ``saved_kv_unusable`` tells the next request that the
-    session was loaded, but not its keys and values.
+    not make each other's rendering void over and over. ``keeping`` is held while the session is written to a file, so
+    that a slow caller does not put an older state in place of a newer one. The engine thread never takes either.
+    ``described`` is the newest revision that a hibernation has written. ``is_named`` says that its caller chose the
+    name, and may come back for it. ``is_swapped_out`` says that it has left the device since its last request.
+    ``saved_kv_unusable`` tells the next request that the session was loaded, but not its keys and values.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class CacheSession:
         self.transcript = Transcript(revision=sequence.revision) if transcript is None else transcript
         self.state = SessionState.IDLE
         self.turn = threading.Lock()
+        self.keeping = threading.Lock()
+        self.described = -1
         self.saved_kv_unusable = False
         self.is_named = False
         self.is_swapped_out = False
@@ -145,12 +148,14 @@ class CacheSession:
         self.transcript = transcript
         self._stamp()
 
-    def swap_out(self, revision: int) -> None:
-        """Give the blocks back and keep the tokens, unless they have changed since ``revision``."""
+    def swap_out(self, revision: int) -> bool:
+        """Give the blocks back and keep the tokens; False if those have changed since ``revision``: all stays."""
         self.check_idle()
-        if self.sequence.revision == revision:
-            self.sequence.swap_out()
-            self.is_swapped_out = True
+        if self.sequence.revision != revision:
+            return False
+        self.sequence.swap_out()
+        self.is_swapped_out = True
+        return True
 
     # -- a running generation ------------------------------------------------------------------------------------
 
