@@ -1,4 +1,4 @@
-"""Several threads hibernate, resume, save and forget the same sessions at once: the newest state stays, each gets one."""
+"""Several threads hibernate, resume, save and forget the same sessions at once: the newest state stays."""
 
 from __future__ import annotations
 
