@@ -65,7 +65,7 @@ RESIDENCY_FAULTS = (
     PlantedFault(
         "a session that has left says that it is there",
         "sessions/session.py",
-        "            self.is_swapped_out = True\n",
+        "        self.is_swapped_out = True\n",
         "",
         (*RESIDENTS, *HIBERNATE),
     ),
